@@ -1,0 +1,1 @@
+"""The capture side: workload, hooks, event log, Nsight Systems."""

@@ -1,0 +1,1 @@
+"""Tables to causes, figures, the PDF and findings.json."""
