@@ -1,0 +1,266 @@
+"""A capture from start to end: run directory, command, watching, status, Nsight's export."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from zeropeak.profile import manifest
+from zeropeak.profile.errors import UsageError, ZeropeakError
+from zeropeak.profile.labels import Status
+from zeropeak.profile.processes import Capture
+from zeropeak.profile.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from zeropeak.profile.nsys_find import Nsys
+    from zeropeak.profile.options import Plan
+
+DISK_CAP: Final = 50 * 2**30
+"""Default cap on a run directory; less when the disk has less."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """How a capture ended."""
+
+    run_dir: Path
+    status: Status
+    failure: dict[str, Any] | None
+    seconds: float
+    size_bytes: int
+
+
+def prepare(run_dir: Path, *, force: bool) -> None:
+    """Make an empty run directory.
+
+    Raises:
+        UsageError: it exists and ``force`` is false, or it is something else than a run directory.
+        ZeropeakError: it cannot be made.
+    """
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        if not run_dir.is_dir() or not (run_dir / manifest.FILE).is_file():
+            raise UsageError(f"{run_dir}: exists and is not a run directory; choose another --out")
+        if not force:
+            raise UsageError(f"{run_dir}: exists; --force overwrites it, --out chooses another folder")
+        shutil.rmtree(run_dir)
+    try:
+        (run_dir / "raw").mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise ZeropeakError(f"{run_dir}: cannot be made: {problem.strerror}; choose another --out") from None
+
+
+def run(
+    plan: Plan,
+    run_dir: Path,
+    *,
+    command: list[str],
+    nsys: Nsys | None,
+    say: Callable[[str], None],
+    environ: Mapping[str, str],
+    disk_cap: int = DISK_CAP,
+) -> Captured:
+    """Train under the plan's tool; the run directory is readable whatever happens.
+
+    Args:
+        plan: resolved plan.
+        run_dir: empty run directory from :func:`prepare`.
+        command: what the user typed, for the manifest.
+        nsys: for tool ``nsys``.
+        say: shows a line to the user.
+        environ: environment of the processes.
+        disk_cap: bytes at which the capture is stopped.
+    """
+    raw = run_dir / "raw"
+    plan.save(raw / "plan.json")
+    values = manifest.new(run_dir.name, time.time_ns(), command, plan, _versions(nsys))
+    cap = min(disk_cap, int(shutil.disk_usage(run_dir).free * 0.9))
+    expected = expected_bytes(plan)
+    values["disk"] = {"expected_bytes": expected, "actual_bytes": None, "cap_bytes": cap}
+    manifest.write(run_dir, values)
+    if expected > cap:
+        raise ZeropeakError(
+            f"{run_dir}: the capture needs about {_mib(expected)} and the disk has {_mib(cap)}; fewer --steps or "
+            "another --out"
+        )
+    say(f"expecting about {_mib(expected)} in {run_dir}, stopping at {_mib(cap)}")
+    started = time.monotonic()
+
+    def over_cap() -> str | None:
+        return "disk_cap" if folder_bytes(run_dir) > cap else None
+
+    # nsys leaves recordings, program output and world-writable folders in the temporary folder: it gets its own.
+    with tempfile.TemporaryDirectory(prefix="zeropeak-") as temporary:
+        capture = Capture(
+            _command(plan, run_dir, nsys),
+            {**environ, **_threads(plan, environ), "TMPDIR": temporary},
+            mark=uuid.uuid4().hex,
+            log=raw / "train.log",
+            show=say,
+        )
+        code, reason = capture.wait(over_cap)
+        if nsys is not None:
+            say("exporting the Nsight Systems report")
+            values["notes"] += _export(nsys, raw, Path(temporary))
+    for note in values["notes"]:
+        say(note)
+    status, failure = _verdict(raw, plan, code, reason)
+    seconds, size = time.monotonic() - started, folder_bytes(run_dir)
+    values["disk"]["actual_bytes"] = size
+    manifest.update(
+        run_dir,
+        status=status.value,
+        failure=failure,
+        disk=values["disk"],
+        notes=values["notes"],
+        model={**values["model"], **_built_model(raw)},
+    )
+    return Captured(run_dir, status, failure, seconds, size)
+
+
+def expected_bytes(plan: Plan) -> int:
+    """Rough size of a capture: bytes a rank, step and module, measured on the tiny model (103 modules, 3 steps).
+
+    Event log 3.2 KB; torch.profiler trace 7.2 KB (gzip); NVTX in .nsys-rep and sqlite 3.4 KB.
+    """
+    layers: int = plan.model["layers"]  # type: ignore[assignment]
+    modules = 13 * layers
+    each = 3_200 + (7_200 if plan.tool == "torch" or plan.device == "cpu" else 0)
+    each += 3_400 if plan.tool == "nsys" else 0
+    return plan.processes * plan.steps * plan.grad_accum * modules * each + 2_000_000
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder; files that vanish meanwhile count as none."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.lstat().st_size
+    return total
+
+
+def _command(plan: Plan, run_dir: Path, nsys: Nsys | None) -> list[str]:
+    train = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={plan.processes}",
+        "-m",
+        "zeropeak.profile.train",
+        str(run_dir),
+    ]
+    if nsys is None:
+        return train
+    from zeropeak.profile.nsys_find import profile_args
+
+    return [*profile_args(nsys, run_dir / "raw" / "node-0", cuda=plan.device == "cuda"), *train]
+
+
+def _threads(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    """One rank's share of the cores, unless the user has decided; PyTorch else takes all cores in every rank."""
+    if "OMP_NUM_THREADS" in environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // plan.processes))}
+
+
+def _export(nsys: Nsys, raw: Path, temporary: Path) -> list[str]:
+    """Export Nsight's report; when that fails the rest of the run is still read, and a note says so."""
+    from zeropeak.profile.nsys_export import to_sqlite
+
+    try:
+        to_sqlite(nsys, raw / "node-0", temporary=temporary)
+    except ZeropeakError as problem:
+        return [f"no Nsight Systems data: {manifest.without_home(str(problem))}"]
+    return []
+
+
+def _verdict(raw: Path, plan: Plan, code: int, reason: str | None) -> tuple[Status, dict[str, Any] | None]:
+    ends = {rank: _rank_info(raw, rank) for rank in range(plan.processes)}
+    if reason == "interrupted":
+        return Status.INTERRUPTED, {"rank": None, "kind": "interrupt", "message": "Ctrl-C", "exit_code": code}
+    if reason is not None:
+        return Status.INTERRUPTED, {
+            "rank": None,
+            "kind": reason,
+            "message": "the disk cap was reached",
+            "exit_code": code,
+        }
+    if code == 0 and all(end.get("ended") == Status.COMPLETE.value for end in ends.values()):
+        return Status.COMPLETE, None
+    for rank, end in ends.items():
+        if end.get("ended") == Status.OUT_OF_MEMORY.value:
+            return Status.OUT_OF_MEMORY, _failure(rank, "out_of_memory", end.get("error"), code)
+    first = _first_failure(raw / "train.log")
+    exit_code = first[1] if first is not None else code
+    unfinished = [one for one, end in ends.items() if end.get("ended") != Status.COMPLETE.value]
+    culprit = first[0] if first is not None else unfinished[0] if unfinished else None
+    error = ends[culprit].get("error") if culprit is not None else None
+    if exit_code < 0:
+        return Status.FAILED, _failure(culprit, "signal", f"killed by signal {-exit_code}", exit_code)
+    return Status.FAILED, _failure(culprit, "exception", error or _last_error(raw / "train.log"), exit_code)
+
+
+def _failure(rank: int | None, kind: str, message: str | None, code: int) -> dict[str, Any]:
+    return {"rank": rank, "kind": kind, "message": message, "exit_code": code}
+
+
+def _rank_info(raw: Path, rank: int) -> dict[str, Any]:
+    path = raw / f"rank-{rank}" / "rank.json"
+    info: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return info
+
+
+_ROOT_CAUSE: Final = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
+
+
+def _first_failure(log: Path) -> tuple[int, int] | None:
+    """(rank, exit status) of the first rank that failed, as torch.distributed.run prints it."""
+    found = _ROOT_CAUSE.search(log.read_text(errors="replace")) if log.is_file() else None
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _last_error(log: Path) -> str | None:
+    """Last line of a log that names an error, when no rank came far enough to say it itself."""
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    named = [line.strip() for line in lines if re.search(r"^(\w+\.)*\w*(Error|Exception)\b|^zeropeak: ", line.strip())]
+    return named[-1] if named else None
+
+
+def _built_model(raw: Path) -> dict[str, Any]:
+    info = _rank_info(raw, 0)
+    return {
+        "class": info.get("model_class"),
+        "parameters": info.get("parameters"),
+        "trainable_parameters": info.get("trainable_parameters"),
+    }
+
+
+def _versions(nsys: Nsys | None) -> dict[str, str | None]:
+    found: dict[str, str | None] = {
+        "zeropeak": __version__,
+        "python": ".".join(str(part) for part in sys.version_info[:3]),
+    }
+    for name in ("torch", "deepspeed", "transformers", "peft", "nvtx"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    found["nsys"] = nsys.version if nsys is not None else None
+    return found
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB" if size < 10 * 2**30 else f"{size / 2**30:,.0f} GiB"

@@ -1,0 +1,164 @@
+"""The event log of one rank: Arrow IPC streams that a killed process leaves readable.
+
+Each stream (:data:`zeropeak.profile.labels.STREAMS`) is one file ``<folder>/<stream>.arrows``. Rows are buffered and
+written as whole record batches, straight to the kernel: after a SIGKILL only the rows since the last flush are gone.
+A flush happens at marks, every :data:`FLUSH_ROWS` rows and :data:`FLUSH_NS` after the last one.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+FLUSH_ROWS: Final = 4096
+FLUSH_NS: Final = 200_000_000
+
+_I64 = pa.int64()
+_I32 = pa.int32()
+_STR = pa.string()
+_BOOL = pa.bool_()
+
+SCHEMAS: Final = {
+    "events": pa.schema(
+        [
+            ("event_id", _I64),
+            ("edge", _STR),
+            ("ts_ns", _I64),
+            ("kind", _STR),
+            ("target", _STR),
+            ("module_id", _I32),
+            ("thread_id", _I64),
+            ("step", _I64),
+            ("micro_step", _I64),
+            ("phase", _STR),
+            ("stream", _I64),
+            ("allocated_bytes", _I64),
+            ("reserved_bytes", _I64),
+            ("parent_event_id", _I64),
+        ]
+    ),
+    "event_params": pa.schema([("event_id", _I64), ("param_id", _I32), ("address", _I64), ("storage_id", _I64)]),
+    "params": pa.schema(
+        [
+            ("param_id", _I32),
+            ("name", _STR),
+            ("module_id", _I32),
+            ("shape", pa.list_(_I64)),
+            ("dtype", _STR),
+            ("numel", _I64),
+            ("full_bytes", _I64),
+            ("shard_bytes", _I64),
+            ("trainable", _BOOL),
+            ("persistent", _BOOL),
+        ]
+    ),
+    "modules": pa.schema(
+        [("module_id", _I32), ("name", _STR), ("class_name", _STR), ("parent_module_id", _I32)],
+    ),
+    "marks": pa.schema(
+        [
+            ("ts_ns", _I64),
+            ("step", _I64),
+            ("micro_step", _I64),
+            ("mark", _STR),
+            ("allocated_bytes", _I64),
+            ("max_allocated_bytes", _I64),
+            ("reserved_bytes", _I64),
+            ("released_alive_bytes", _I64),
+            ("released_alive_count", _I64),
+        ]
+    ),
+    "retained": pa.schema(
+        [
+            ("ts_ns", _I64),
+            ("step", _I64),
+            ("micro_step", _I64),
+            ("mark", _STR),
+            ("param_id", _I32),
+            ("size_bytes", _I64),
+            ("address", _I64),
+            ("storage_id", _I64),
+            ("release_event_id", _I64),
+            ("holder", _STR),
+            ("holder_module", _STR),
+        ]
+    ),
+    "storages": pa.schema(
+        [
+            ("storage_id", _I64),
+            ("edge", _STR),
+            ("ts_ns", _I64),
+            ("address", _I64),
+            ("size_bytes", _I64),
+            ("category", _STR),
+            ("owner", _STR),
+            ("param_id", _I32),
+            ("event_id", _I64),
+        ]
+    ),
+}
+"""Columns of each stream, in the order that :meth:`EventLog.append` takes them. Times are CLOCK_MONOTONIC ns."""
+
+
+class EventLog:
+    """Append-only writer of one rank's streams; safe to call from several threads.
+
+    Args:
+        folder: existing folder ``raw/rank-<r>``; files in it are overwritten.
+        clock: returns monotonic nanoseconds.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], int]) -> None:
+        self.folder = folder
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._rows: dict[str, list[Sequence[object]]] = {name: [] for name in SCHEMAS}
+        self._files = {name: pa.OSFile(str(folder / f"{name}.arrows"), "wb") for name in SCHEMAS}
+        self._writers = {name: pa.ipc.new_stream(self._files[name], schema) for name, schema in SCHEMAS.items()}
+        self._flushed_ns = clock()
+        self._pending = 0
+        self.closed = False
+
+    def append(self, stream: str, row: Sequence[object]) -> None:
+        """Add one row (values in the order of the stream's schema); may flush."""
+        self._rows[stream].append(row)
+        self._pending += 1
+        if self._pending >= FLUSH_ROWS or self._clock() - self._flushed_ns > FLUSH_NS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand every buffered row to the kernel."""
+        with self._lock:
+            if self.closed:
+                return
+            self._pending = 0
+            self._flushed_ns = self._clock()
+            for name, schema in SCHEMAS.items():
+                rows = self._rows[name]
+                if rows:
+                    self._rows[name] = []
+                    self._writers[name].write_batch(_batch(rows, schema))
+
+    def close(self) -> None:
+        """Flush and write the end-of-stream markers; later rows are ignored."""
+        with self._lock:
+            if self.closed:
+                return
+            self.flush()
+            self.closed = True
+            for name, writer in self._writers.items():
+                writer.close()
+                self._files[name].close()
+
+
+def _batch(rows: list[Sequence[object]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    return pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )

@@ -1,0 +1,89 @@
+"""What to train: the options that every verb that runs a model takes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from zeropeak.profile.errors import UsageError
+
+LORAS: Final = ("dschat", "peft", "none")
+ATTENTIONS: Final = ("eager", "sdpa")
+DTYPES: Final = ("auto", "fp16", "bf16", "fp32")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options as the user gave them; None is ``auto`` or "as the config says".
+
+    ``config`` is a shipped config's name or a path; ``settings`` are ``--set KEY=VALUE`` texts, in order.
+    """
+
+    config: str
+    ranks: int = 4
+    fake: bool = False
+    model: str = "auto"
+    steps: int = 3
+    seq: int | None = None
+    micro_batch: int | None = None
+    grad_accum: int | None = None
+    dtype: str = "auto"
+    attention: str = "eager"
+    gradient_checkpointing: bool = False
+    lora: str = "dschat"
+    lora_rank: int | None = None
+    data: str | None = None
+    settings: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise UsageError for a value that cannot work."""
+        for name in ("ranks", "steps", "seq", "micro_batch", "grad_accum", "lora_rank"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+        for name, allowed in (("dtype", DTYPES), ("attention", ATTENTIONS), ("lora", LORAS)):
+            if getattr(self, name) not in allowed:
+                raise UsageError(f"--{name} {getattr(self, name)}: one of {', '.join(allowed)}")
+        if self.data is not None and not Path(self.data).is_file():
+            raise UsageError(f'--data {self.data}: no such file; one JSON object a line with a key "text"')
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Options with every ``auto`` resolved, as the ranks get them (``raw/plan.json``).
+
+    ``device`` is cpu or cuda; ``backend`` gloo, nccl or fake; sizes of the model are in ``model``; DeepSpeed gets
+    ``ds_config``.
+    """
+
+    tool: str
+    config_name: str
+    world_size: int
+    processes: int
+    device: str
+    gpus: int
+    backend: str
+    model: dict[str, object]
+    steps: int
+    seq: int
+    micro_batch: int
+    grad_accum: int
+    dtype: str
+    attention: str
+    gradient_checkpointing: bool
+    lora: str
+    lora_rank: int
+    data: str | None
+    ds_config: dict[str, object]
+    config_changes: list[dict[str, object]]
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Read what :meth:`save` wrote."""
+        return cls(**json.loads(path.read_text()))

@@ -1,0 +1,94 @@
+"""From the user's options to a plan with every ``auto`` resolved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from zeropeak.profile import ds_config
+from zeropeak.profile.options import Options, Plan
+from zeropeak.profile.presets import PRESETS, SEED, choose, read_shape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zeropeak.profile.gpus import Gpu
+
+SEQ_GPU: Final = 1200
+SEQ_CPU: Final = 128
+SEED_LORA_RANK: Final = 128
+
+AUTOS: Final = {
+    "model": "the largest of tiny, 70m, 410m, 1.4b, 6.9b that fits the GPUs; tiny on CPU",
+    "seq": f"{SEQ_GPU} tokens on GPUs, {SEQ_CPU} on CPU",
+    "dtype": "what the config says where the device can; for a shipped config fp16 on GPUs, bf16 on CPU",
+    "lora-rank": f"{SEED_LORA_RANK} scaled by the model's width to the 6.9b model's, at least 4",
+    "micro-batch": "what the config says, else 1",
+    "grad-accum": "what the config says, else 1",
+}
+"""What each ``auto`` means, as ``--help`` says it."""
+
+
+def make_plan(options: Options, tool: str, gpus: Sequence[Gpu]) -> Plan:
+    """Resolve options on a machine with these GPUs.
+
+    Raises:
+        UsageError: an option or the config is wrong.
+    """
+    options.check()
+    config = ds_config.load(options.config)
+    device = "cuda" if gpus else "cpu"
+    processes = 1 if options.fake else options.ranks
+    seq = options.seq or (SEQ_GPU if gpus else SEQ_CPU)
+    micro_batch = options.micro_batch or _integer(config.get("train_micro_batch_size_per_gpu"), 1)
+    grad_accum = options.grad_accum or _integer(config.get("gradient_accumulation_steps"), 1)
+    if options.model != "auto":
+        shape = read_shape(options.model)
+    elif gpus:
+        per_gpu = -(-processes // len(gpus))
+        shape = choose(min(gpu.free_bytes for gpu in gpus), per_gpu, seq, micro_batch)
+    else:
+        shape = PRESETS["tiny"]
+    dtype = _dtype(options.dtype, config, device)
+    if config.shipped and shape.source == "tiny":
+        ds_config.scale(config, shape)
+    ds_config.apply_settings(config, options.settings)
+    ds_config.fill(config, shape, world_size=options.ranks, micro_batch=micro_batch, grad_accum=grad_accum, dtype=dtype)
+    real_backend = "nccl" if gpus and processes <= len(gpus) else "gloo"
+    return Plan(
+        tool=tool,
+        config_name=config.name,
+        world_size=options.ranks,
+        processes=processes,
+        device=device,
+        gpus=len(gpus),
+        backend="fake" if options.fake else real_backend,
+        model=shape.describe(),
+        steps=options.steps,
+        seq=seq,
+        micro_batch=micro_batch,
+        grad_accum=grad_accum,
+        dtype=dtype,
+        attention=options.attention,
+        gradient_checkpointing=options.gradient_checkpointing,
+        lora=options.lora,
+        lora_rank=0
+        if options.lora == "none"
+        else options.lora_rank or max(4, round(SEED_LORA_RANK * shape.hidden / SEED.hidden)),
+        data=options.data,
+        ds_config=config.values,
+        config_changes=config.changes,
+    )
+
+
+def _integer(value: object, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _dtype(asked: str, config: ds_config.DsConfig, device: str) -> str:
+    if asked != "auto":
+        return asked
+    for section in ("bf16", "fp16"):
+        if config.get(f"{section}.enabled") is True:
+            # Half precision on CPU is bf16: DeepSpeed's CPU accelerator trains no fp16 everywhere.
+            return section if device == "cuda" else "bf16"
+    return "fp32" if not config.shipped else "bf16"

@@ -1,0 +1,122 @@
+"""Registered storages: what a block of memory holds, from when, and when it really ended.
+
+A storage's end is seen by a weak reference's callback on PyTorch's storage object, which PyTorch keeps alive as long
+as the memory is (views and autograd included), so the time of death is exact and nothing is polled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from zeropeak.profile.labels import Edge, Stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zeropeak.profile.eventlog import EventLog
+
+
+class Alive(NamedTuple):
+    """A registered storage that has not ended."""
+
+    storage_id: int
+    size_bytes: int
+    address: int
+    param_id: int | None
+    reference: weakref.ref[Any]
+
+
+class Released(NamedTuple):
+    """A full parameter's storage that its parameter let go of."""
+
+    storage: Alive
+    param_id: int
+    event_id: int
+
+
+class Storages:
+    """Registry of one rank.
+
+    Args:
+        log: receives rows of the ``storages`` stream.
+        clock: monotonic nanoseconds.
+    """
+
+    def __init__(self, log: EventLog, clock: Callable[[], int]) -> None:
+        self._log = log
+        self._clock = clock
+        self._ids = itertools.count(1)
+        self._alive: dict[int, Alive] = {}  # by the storage's C++ address, which is unique while it lives
+        self._released: dict[int, Released] = {}  # by storage id
+        # Callbacks run wherever Python drops the last reference, also in the middle of a log write: they only append.
+        self._ended: deque[tuple[int, int, int]] = deque()
+
+    def register(
+        self, tensor: Any, category: Stored, owner: str | None, param_id: int | None = None, event_id: int | None = None
+    ) -> int | None:
+        """Register the storage under ``tensor``, once while it lives.
+
+        Args:
+            tensor: any tensor; one without memory is ignored.
+            category: what it holds.
+            owner: name for people.
+            param_id: parameter it holds, if one.
+            event_id: event that was open.
+
+        Returns:
+            The storage's id, or None for a tensor without memory.
+        """
+        self.drain()
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        if not size:
+            return None
+        key = storage._cdata
+        known = self._alive.get(key)
+        if known is not None:
+            return known.storage_id
+        number = next(self._ids)
+        ended = self._ended
+        clock = self._clock
+        reference = weakref.ref(storage, lambda _: ended.append((key, number, clock())))
+        entry = Alive(number, size, storage.data_ptr(), param_id, reference)
+        self._alive[key] = entry
+        self._log.append(
+            "storages",
+            (number, Edge.BEGIN.value, clock(), entry.address, size, category.value, owner, param_id, event_id),
+        )
+        return number
+
+    def find(self, tensor: Any) -> Alive | None:
+        """The registered storage under ``tensor``."""
+        self.drain()
+        return self._alive.get(tensor.untyped_storage()._cdata)
+
+    def release(self, storage: Alive, param_id: int, event_id: int) -> None:
+        """Note that a parameter let go of a storage; it is :meth:`released_alive` until it ends."""
+        self._released[storage.storage_id] = Released(storage, param_id, event_id)
+        self.drain()
+
+    def released_alive(self) -> list[Released]:
+        """Storages that were released and have not ended, oldest release first."""
+        self.drain()
+        return list(self._released.values())
+
+    def drain(self) -> None:
+        """Log the ends that callbacks have seen since the last call."""
+        while self._ended:
+            key, number, ts_ns = self._ended.popleft()
+            entry = self._alive.get(key)
+            if entry is not None and entry.storage_id == number:
+                del self._alive[key]
+            self._released.pop(number, None)
+            self._log.append("storages", (number, Edge.END.value, ts_ns, None, None, None, None, None, None))
+
+    def close(self) -> None:
+        """Drop every reference, so that no callback runs afterwards."""
+        self.drain()
+        self._alive.clear()
+        self._released.clear()

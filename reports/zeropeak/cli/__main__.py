@@ -1,0 +1,5 @@
+"""``python -m zeropeak.cli``."""
+
+from zeropeak.cli.main import run
+
+run()

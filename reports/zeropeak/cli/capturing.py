@@ -1,0 +1,58 @@
+"""Capture, parse and report in one go: what the verbs that run a model do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from zeropeak.cli.model_options import describe
+from zeropeak.cli.report import write_and_tell
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from zeropeak.profile.nsys_find import Nsys
+    from zeropeak.profile.options import Plan
+
+
+def capture_and_report(
+    args: argparse.Namespace, plan: Plan, run_dir: Path, *, find_nsys: Callable[[], Nsys] | None
+) -> int:
+    """Run the plan into ``run_dir``, then parse and report whatever it left; returns the exit code."""
+    from zeropeak.parse.pipeline import parse_run
+
+    from zeropeak.profile import capture
+    from zeropeak.profile.labels import Status
+
+    # A job scheduler's or a CI's SIGTERM ends a capture as Ctrl-C does: in order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    capture.prepare(run_dir, force=args.force)
+    say(describe(plan))
+    nsys = find_nsys() if find_nsys is not None else None
+    captured = capture.run(
+        plan,
+        run_dir,
+        command=["zeropeak", *sys.argv[1:]],
+        nsys=nsys,
+        say=say,
+        environ=os.environ,
+        disk_cap=args.disk_cap or capture.DISK_CAP,
+    )
+    say(f"{captured.status} after {captured.seconds:.0f} s, {captured.size_bytes / 2**20:,.1f} MiB on disk")
+    if captured.failure is not None:
+        rank = "" if captured.failure["rank"] is None else f"rank {captured.failure['rank']}: "
+        say(f"{rank}{captured.failure['message']} (see {run_dir / 'raw' / 'train.log'})")
+    parse_run(run_dir)
+    write_and_tell(run_dir)
+    if captured.status is Status.INTERRUPTED:
+        return 130
+    return 0 if captured.status is Status.COMPLETE else 1
+
+
+def say(message: str) -> None:
+    """A line of progress."""
+    print(message, flush=True)

@@ -1,0 +1,72 @@
+"""Reads the command line, runs one verb, turns errors into one line and an exit code.
+
+Nothing heavy is imported before a verb runs: ``--help`` needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from zeropeak.cli import nsys, parse, report, setup, test, torch
+from zeropeak.profile.errors import ZeropeakError
+from zeropeak.profile.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VERBS: Final = (nsys, torch, parse, report, setup, test)
+"""Every verb: a module with ``NAME``, ``SUMMARY``, ``EXAMPLE``, ``configure(parser)``, ``run(args) -> exit code``."""
+
+_EXIT_CODES: Final = """\
+exit codes:
+  0 done   1 the run, a file or the machine is not as needed   2 wrong usage   3 --fail-on met   130 interrupted"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command; returns its exit code."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        code: int = args.verb.run(args)
+    except ZeropeakError as problem:
+        print(f"zeropeak: {problem}", file=sys.stderr)
+        return problem.exit_code
+    except KeyboardInterrupt:
+        print("zeropeak: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (head, a closed pager): nothing is wrong, nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
+def run() -> NoReturn:
+    """Entry point of the console command ``zeropeak``."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="zeropeak",
+        description="Which DeepSpeed ZeRO event made GPU memory peak, on which rank, with which parameters, what still "
+        "holds the bytes, and which knob changes it.",
+        epilog="examples:\n" + "\n".join(f"  {verb.EXAMPLE}" for verb in VERBS) + "\n\n" + _EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"zeropeak {__version__}")
+    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
+    for verb in VERBS:
+        sub = verbs.add_parser(
+            verb.NAME,
+            help=verb.SUMMARY,
+            description=(verb.__doc__ or "").strip(),
+            epilog=f"example:\n  {verb.EXAMPLE}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        verb.configure(sub)
+        sub.set_defaults(verb=verb)
+    return parser

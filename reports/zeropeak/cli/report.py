@@ -1,0 +1,55 @@
+"""Write a run's report: report.pdf, a PNG for each figure, findings.json.
+
+With --fail-on, exits 3 when that finding is confirmed or predicted, for your CI.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from zeropeak.profile.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+NAME: Final = "report"
+SUMMARY: Final = "write a run's report: PDF, PNGs, findings.json"
+EXAMPLE: Final = "zeropeak report runs/nsys-stage3 --fail-on retained-after-release"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directory")
+    parser.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="exit 3 when this finding is confirmed or predicted; repeatable",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb."""
+    from zeropeak.reports.findings import IDS
+
+    for wanted in args.fail_on:
+        if wanted not in IDS:
+            raise UsageError(f"--fail-on {wanted}: no such finding; one of {', '.join(IDS)}")
+    met = False
+    for run_dir in args.runs:
+        findings = write_and_tell(run_dir)
+        met |= any(one.id in args.fail_on and one.verdict in ("confirmed", "predicted") for one in findings)
+    return 3 if met else 0
+
+
+def write_and_tell(run_dir: Path) -> list[Any]:
+    """Write the report, print its answer, and last where the PDF is; returns the findings."""
+    from zeropeak.reports import write_report
+
+    result = write_report(run_dir)
+    for line in result.answer:
+        print(line)
+    print(f"Wrote {run_dir / 'report' / 'report.pdf'}", flush=True)
+    return list(result.findings)

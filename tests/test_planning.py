@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zeropeak.profile.errors import UsageError
+from zeropeak.profile.gpus import Gpu
+from zeropeak.profile.options import Options, Plan
+from zeropeak.profile.planning import make_plan
+from zeropeak.profile.presets import PRESETS, read_shape
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+H200 = Gpu("NVIDIA H200", 139 * 2**30)
+
+
+def test_on_cpu_the_tiny_model_trains_in_bf16_over_gloo_with_scaled_knobs() -> None:
+    plan = make_plan(Options("stage3"), "nsys", [])
+    assert (plan.device, plan.backend, plan.model["source"], plan.dtype, plan.seq) == (
+        "cpu",
+        "gloo",
+        "tiny",
+        "bf16",
+        128,
+    )
+    assert plan.lora_rank == 8
+    assert any("scaled" in str(change["why"]) for change in plan.config_changes)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "fake", "backend", "processes"),
+    [(4, 4, False, "nccl", 4), (4, 2, False, "gloo", 4), (4, 1, True, "fake", 1), (1, 1, False, "nccl", 1)],
+)
+def test_backend_follows_ranks_and_gpus(ranks: int, gpus: int, fake: bool, backend: str, processes: int) -> None:
+    plan = make_plan(Options("stage3", ranks=ranks, fake=fake), "nsys", [H200] * gpus)
+    assert (plan.backend, plan.processes, plan.world_size) == (backend, processes, ranks)
+
+
+def test_the_largest_preset_that_fits_is_taken_and_nothing_is_scaled() -> None:
+    plan = make_plan(Options("stage3"), "nsys", [H200])
+    assert plan.model["source"] == "1.4b"  # four ranks share one GPU with a tenth to spare
+    assert make_plan(Options("stage3"), "nsys", [H200] * 4).model["source"] == "6.9b"
+    assert plan.ds_config["zero_optimization"]["stage3_max_live_parameters"] == 3e7  # type: ignore[index]
+    assert (plan.dtype, plan.seq) == ("fp16", 1200)
+
+
+def test_a_users_config_is_never_scaled_and_its_batch_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text('{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}')
+    plan = make_plan(Options(str(path)), "torch", [])
+    assert (plan.config_name, plan.micro_batch, plan.dtype) == ("mine", 2, "fp32")
+    assert plan.ds_config["train_batch_size"] == 8
+    assert not [change for change in plan.config_changes if "scaled" in str(change["why"])]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options("stage3", ranks=0),
+        Options("stage3", steps=0),
+        Options("stage3", model="7b"),
+        Options("stage3", data="missing.jsonl"),
+        Options("stage3", lora="qlora"),
+    ],
+)
+def test_wrong_options_are_usage_errors(options: Options) -> None:
+    with pytest.raises(UsageError, match=r"^--"):
+        make_plan(options, "nsys", [])
+
+
+def test_a_plan_reads_back(tmp_path: Path) -> None:
+    plan = make_plan(Options("stage2", settings=("gradient_clipping=0.5",)), "nsys", [])
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_pythia_presets_have_the_published_sizes() -> None:
+    published = {"70m": 70_426_624, "410m": 405_334_016, "1.4b": 1_414_647_808, "6.9b": 6_857_302_016}
+    assert {name: PRESETS[name].parameters for name in published} == published
+
+
+def test_sizes_are_read_from_a_hugging_face_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 10}))
+    shape = read_shape(str(tmp_path))
+    assert (shape.layers, shape.hidden, shape.heads, shape.vocab) == (2, 8, 2, 10)
+    (tmp_path / "config.json").write_text('{"n_layer": 2}')
+    with pytest.raises(UsageError, match="n_embd"):
+        read_shape(str(tmp_path))

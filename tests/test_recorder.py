@@ -1,0 +1,132 @@
+"""The event log and the recorder, with an injected clock."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from zeropeak.profile.counters import CpuCounters
+from zeropeak.profile.eventlog import FLUSH_NS, FLUSH_ROWS, SCHEMAS, EventLog
+from zeropeak.profile.labels import Kind, Phase
+from zeropeak.profile.recorder import Recorder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+        rows: list[dict[str, Any]] = stream.read_all().to_pylist()
+    return rows
+
+
+class SpyRanges:
+    """Notes every call, like nvtx would see it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, object]] = []
+
+    def push(self, name: str, category: str, event_id: int) -> object:
+        self.calls.append(("push", name))
+        return name
+
+    def pop(self, token: object) -> None:
+        self.calls.append(("pop", token))
+
+    def start(self, name: str, category: str, event_id: int) -> object:
+        self.calls.append(("start", name))
+        return name
+
+    def end(self, token: object) -> None:
+        self.calls.append(("end", token))
+
+    def mark(self, name: str, category: str, event_id: int) -> None:
+        self.calls.append(("mark", name))
+
+
+def make(tmp_path: Path) -> tuple[Recorder, SpyRanges]:
+    clock = itertools.count(1000).__next__
+    spy = SpyRanges()
+    return Recorder(2, EventLog(tmp_path, clock), [spy], CpuCounters(), clock), spy
+
+
+def test_begin_and_end_are_separate_rows_with_one_id_and_their_parent(tmp_path: Path) -> None:
+    recorder, spy = make(tmp_path)
+    recorder.position.step, recorder.position.phase = 1, Phase.FORWARD
+    outer = recorder.begin(Kind.RELEASE, "layers.0", module_id=3, params=[7])
+    freed = recorder.point(Kind.FREE, "layers.0.weight", [(7, 0xABC, 11)])
+    recorder.end(outer)
+    recorder.log.close()
+    rows = read(tmp_path / "events.arrows")
+    assert [(row["edge"], row["kind"], row["parent_event_id"]) for row in rows] == [
+        ("begin", "release", None),
+        ("point", "free", outer.event_id),
+        ("end", "release", None),
+    ]
+    assert rows[0]["event_id"] == rows[2]["event_id"] == (2 << 40) + 1
+    assert {(row["step"], row["phase"], row["thread_id"]) for row in rows} == {
+        (1, "forward", threading.get_native_id())
+    }
+    assert [tuple(row.values()) for row in read(tmp_path / "event_params.arrows")] == [
+        (outer.event_id, 7, None, None),
+        (freed, 7, 0xABC, 11),
+    ]
+    assert spy.calls == [("push", "release layers.0"), ("mark", "free layers.0.weight"), ("pop", "release layers.0")]
+
+
+def test_phases_do_not_become_parents(tmp_path: Path) -> None:
+    recorder, spy = make(tmp_path)
+    phase = recorder.begin(Kind.PHASE, "forward", nested=False)
+    fetch = recorder.begin(Kind.FETCH, "layers.0")
+    recorder.end(phase)
+    recorder.end(fetch)
+    assert (phase.parent, fetch.parent) == (None, None)
+    assert spy.calls[-2:] == [("end", "phase forward"), ("pop", "fetch layers.0")]
+
+
+def test_threads_have_stacks_of_their_own(tmp_path: Path) -> None:
+    recorder, _ = make(tmp_path)
+    recorder.begin(Kind.FETCH, "main")
+    others: list[int | None] = []
+    thread = threading.Thread(target=lambda: others.append(recorder.begin(Kind.FETCH, "other").parent))
+    thread.start()
+    thread.join()
+    assert others == [None]
+
+
+def test_a_log_without_an_end_keeps_what_was_flushed(tmp_path: Path) -> None:
+    recorder, _ = make(tmp_path)
+    recorder.begin(Kind.FETCH, "layers.0")
+    recorder.log.flush()
+    recorder.begin(Kind.FETCH, "lost")
+    with pa.OSFile(str(tmp_path / "events.arrows")) as file:
+        batch = pa.ipc.open_stream(file).read_next_batch()
+    assert batch.column("target").to_pylist() == ["layers.0"]
+
+
+@pytest.mark.parametrize("rows", [FLUSH_ROWS, FLUSH_ROWS + 1])
+def test_rows_are_flushed_by_number(tmp_path: Path, rows: int) -> None:
+    log = EventLog(tmp_path, lambda: 0)
+    for number in range(rows):
+        log.append("event_params", (number, 0, None, None))
+    with pa.OSFile(str(tmp_path / "event_params.arrows")) as file:
+        assert pa.ipc.open_stream(file).read_next_batch().num_rows == FLUSH_ROWS
+
+
+def test_rows_are_flushed_by_time(tmp_path: Path) -> None:
+    now = [0]
+    log = EventLog(tmp_path, lambda: now[0])
+    log.append("event_params", (1, 0, None, None))
+    now[0] = FLUSH_NS + 1
+    log.append("event_params", (2, 0, None, None))
+    with pa.OSFile(str(tmp_path / "event_params.arrows")) as file:
+        assert pa.ipc.open_stream(file).read_next_batch().num_rows == 2
+
+
+def test_a_closed_log_is_a_whole_stream_for_every_name(tmp_path: Path) -> None:
+    EventLog(tmp_path, lambda: 0).close()
+    assert {path.stem: read(path) for path in tmp_path.glob("*.arrows")} == {name: [] for name in SCHEMAS}

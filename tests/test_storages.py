@@ -1,0 +1,96 @@
+"""Which storages outlive their release, and who holds them: on plain tensors, without DeepSpeed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from zeropeak.profile.eventlog import EventLog  # noqa: E402
+from zeropeak.profile.holders import SequenceSpans, find_holders  # noqa: E402
+from zeropeak.profile.labels import Stored  # noqa: E402
+from zeropeak.profile.storages import Storages  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_view_keeps_a_released_storage_alive_until_it_goes(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, iter(range(100)).__next__)
+    storages = Storages(log, iter(range(100, 200)).__next__)
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    view = weight.data.t()
+    number = storages.register(weight.data, Stored.PARAM_FULL, "weight", 0)
+    found = storages.find(weight.data)
+    assert found is not None
+    assert (found.storage_id, found.size_bytes) == (number, 64)
+    weight.data = torch.empty(0)
+    storages.release(found, 0, event_id=9)
+    assert [released.event_id for released in storages.released_alive()] == [9]
+    del view
+    assert storages.released_alive() == []
+    log.close()
+    with pa.OSFile(str(tmp_path / "storages.arrows")) as file:
+        rows = pa.ipc.open_stream(file).read_all().to_pylist()
+    assert [(row["edge"], row["storage_id"]) for row in rows] == [("begin", number), ("end", number)]
+
+
+def test_a_storage_is_registered_once_while_it_lives(tmp_path: Path) -> None:
+    storages = Storages(EventLog(tmp_path, lambda: 0), lambda: 0)
+    tensor = torch.ones(8)
+    first = storages.register(tensor, Stored.INPUT, "a")
+    assert storages.register(tensor[2:], Stored.PARAM_FULL, "b") == first
+    assert storages.register(torch.empty(0), Stored.INPUT, "nothing") is None
+    del tensor
+    assert storages.register(torch.ones(8), Stored.INPUT, "c") != first
+
+
+def test_the_holder_is_the_node_that_saved_a_view_and_its_module() -> None:
+    weight = torch.ones(3, 3)
+    spans = SequenceSpans()
+    spans.enter(0)
+    hidden = torch.ones(2, 3, requires_grad=True) * 2
+    spans.enter(1)
+    output = torch.addmm(torch.zeros(3), hidden, weight.t())
+    spans.leave(1)
+    output = output.sum()
+    spans.leave(0)
+    key = weight.untyped_storage()._cdata
+    found, skipped = find_holders({"loss": output}, [key], spans)
+    assert {key: tuple(holder) for key, holder in found.items()} == {key: ("AddmmBackward0._saved_mat2", 1)}
+    assert skipped == 0
+
+
+def test_a_save_with_an_unpack_hook_is_skipped_and_counted() -> None:
+    """Reading it would run forward again under non-reentrant checkpointing."""
+    weight = torch.ones(3, 3)
+    unpacked = []
+
+    def unpack(tensor: object) -> object:
+        unpacked.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        output = torch.ones(2, 3, requires_grad=True) @ weight
+    found, skipped = find_holders([output], [weight.untyped_storage()._cdata], SequenceSpans())
+    assert (found, skipped, unpacked) == ({}, 2, []) or (found, skipped, unpacked) == ({}, 1, [])
+
+
+def test_a_python_function_is_named_with_the_index_of_its_save() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, inputs: object, kept: object) -> object:
+            ctx.save_for_backward(inputs, kept)  # type: ignore[attr-defined]
+            return inputs * 2  # type: ignore[operator]
+
+        @staticmethod
+        def backward(ctx: object, gradient: object) -> tuple[object, None]:
+            return gradient, None
+
+    kept = torch.ones(5)
+    output = Double.apply(torch.ones(2, requires_grad=True), kept)
+    found, _ = find_holders((output,), [kept.untyped_storage()._cdata], SequenceSpans())
+    assert [holder.name for holder in found.values()] == ["DoubleBackward.saved_tensors[1]"]
