@@ -80,7 +80,7 @@ def test_a_save_with_an_unpack_hook_is_skipped_and_counted() -> None:
 
 
 def test_a_python_function_is_named_with_the_index_of_its_save() -> None:
-    class Double(torch.autograd.Function):
+    class Double(torch.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
         def forward(ctx: object, inputs: object, kept: object) -> object:
             ctx.save_for_backward(inputs, kept)  # type: ignore[attr-defined]

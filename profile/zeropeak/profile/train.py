@@ -113,7 +113,20 @@ def _prepare_device(plan: Plan) -> Any:
     # DeepSpeed takes the device from LOCAL_RANK, also when several ranks share one GPU.
     os.environ["LOCAL_RANK"] = str(local)
     torch.cuda.set_device(local)
+    _keep_deepspeed_off_old_nvtx()
     return torch.device("cuda", local)
+
+
+def _keep_deepspeed_off_old_nvtx() -> None:
+    """DeepSpeed 0.19 on CUDA calls ``Domain.push_range``, which nvtx 0.2.11 lacks: training would die in its first range.
+
+    Without the package DeepSpeed falls back to ``torch.cuda.nvtx``, whose ranges every nsys records.
+    """
+    import nvtx
+    from deepspeed.accelerator import cuda_accelerator
+
+    if not hasattr(nvtx.get_domain("DeepSpeed"), "push_range") and hasattr(cuda_accelerator, "nvtx"):
+        cuda_accelerator.nvtx = None
 
 
 def _start_instruments(plan: Plan) -> tuple[Any, Any]:

@@ -1,0 +1,159 @@
+"""Real captures on CPU, each made once a test session and only read by the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[2]
+CANARY = "zeropeak-canary-5f1d"
+"""Value of an environment variable that must never get into a run directory."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A finished command and the run directory it left."""
+
+    run_dir: Path
+    exit_code: int
+    output: str
+
+
+class Command:
+    """``zeropeak <words> --out <run_dir>`` as a user's shell would start it."""
+
+    def __init__(self, run_dir: Path, *words: str, site: Path | None = None) -> None:
+        self.run_dir = run_dir
+        paths = [*([str(site)] if site else []), *(str(ROOT / stage) for stage in ("profile", "parse", "reports"))]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "zeropeak.cli", *words, "--out", str(run_dir)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CANARY_TOKEN": CANARY},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # A shell without job control starts background jobs with SIGINT ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        self.lines: list[str] = []
+
+    def read_until(self, start: str) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if line.startswith(start):
+                return
+        self.finish()
+        pytest.fail(f"the command ended before {start!r}:\n{''.join(self.lines)}")
+
+    def finish(self) -> Captured:
+        assert self.process.stdout is not None
+        with self.process.stdout:
+            self.lines += self.process.stdout
+        return Captured(self.run_dir, self.process.wait(), "".join(self.lines))
+
+    def rank(self, number: int) -> psutil.Process:
+        """The process of one rank."""
+        for process in psutil.process_iter():
+            try:
+                command, environ = process.cmdline(), process.environ()
+            except (psutil.Error, OSError):
+                continue
+            if (
+                str(self.run_dir) in command
+                and "torch.distributed.run" not in command
+                and environ.get("RANK") == str(number)
+            ):
+                return process
+        raise LookupError(f"rank {number} is not running")
+
+
+@pytest.fixture(scope="session")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Command]:
+    """Start a command; its run directory is named after its words."""
+
+    def start(*words: str, site: Path | None = None) -> Command:
+        return Command(tmp_path_factory.mktemp("run") / "-".join(words[:2]), *words, site=site)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def stage3(command: Callable[..., Command]) -> Captured:
+    return command("nsys", "stage3").finish()
+
+
+@pytest.fixture(scope="session")
+def stage3_efficient(command: Callable[..., Command]) -> Captured:
+    return command("nsys", "stage3-efficient", "--steps", "2").finish()
+
+
+@pytest.fixture(scope="session")
+def stage2(command: Callable[..., Command]) -> Captured:
+    return command("nsys", "stage2", "--steps", "2").finish()
+
+
+@pytest.fixture(scope="session")
+def interrupted(command: Callable[..., Command]) -> Captured:
+    """Ctrl-C in step 1."""
+    started = command("nsys", "stage3", "--steps", "500")
+    started.read_until("step 0 of 500 done")
+    started.process.send_signal(signal.SIGINT)
+    return started.finish()
+
+
+@pytest.fixture(scope="session")
+def killed(command: Callable[..., Command]) -> Captured:
+    """SIGKILL of rank 2, a little after step 0."""
+    started = command("nsys", "stage3", "--steps", "500")
+    started.read_until("step 0 of 500 done")
+    time.sleep(0.5)
+    started.rank(2).send_signal(signal.SIGKILL)
+    return started.finish()
+
+
+_RAISING = """
+# The training data of rank 1 break in step 1, like a bad sample in a user's script.
+from zeropeak.profile import text
+
+good = text.batch
+
+def batch(data, step, rank, *rest):
+    if step == 1 and rank == 1:
+        raise ValueError("bad sample")
+    return good(data, step, rank, *rest)
+
+text.batch = batch
+"""
+
+
+@pytest.fixture(scope="session")
+def raised(command: Callable[..., Command], tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    """An exception in the training script of rank 1."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "sitecustomize.py").write_text(_RAISING)
+    return command("nsys", "stage3", site=site).finish()
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    left: list[Any] = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("CANARY_TOKEN") == CANARY and process.status() != psutil.STATUS_ZOMBIE:
+                left.append(process.cmdline())
+        except (psutil.Error, OSError):
+            continue
+    assert not left
