@@ -1,0 +1,182 @@
+"""The answer in words, for page 1: peak, event, what was alive, verdict, what to change."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from zeropeak.reports import words
+from zeropeak.reports.figures.style import category_label
+from zeropeak.reports.selection import cut_ranks, peak_bytes, shown_ranks
+from zeropeak.reports.story import UNATTRIBUTED, read_story, run_start_ns
+from zeropeak.reports.units import exact, moment, percent, size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from zeropeak.reports.findings import Finding, Verdict
+    from zeropeak.reports.run import Run
+    from zeropeak.reports.story import Part, Story
+
+_MOST_PARTS: Final = 5
+QUESTIONS: Final = {"retained-after-release": "Released weights stay alive"}
+"""What each finding is about, for people."""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A label in the margin and its text."""
+
+    label: str
+    text: str
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Page 1.
+
+    Attributes:
+        headline: one sentence.
+        worst: rank with the highest peak; None without any peak.
+    """
+
+    headline: str
+    worst: int | None
+    paragraphs: Sequence[Paragraph]
+
+    def short(self) -> list[str]:
+        """The headline, verdicts and what to change, one line each."""
+        return [
+            self.headline,
+            *(f"{paragraph.label}: {paragraph.text}" for paragraph in self.paragraphs if paragraph.strong),
+        ]
+
+
+def answer(run: Run, findings: Iterable[Finding]) -> Answer:
+    """Page 1 of a run."""
+    worst = highest(run)
+    paragraphs = []
+    if worst is not None:
+        story = read_story(run, worst)
+        paragraphs += [Paragraph("Peak", _peak(run, story)), Paragraph("Alive then", _alive(story.composition))]
+    for group in _groups(findings):
+        paragraphs += _verdict(group, run, worst)
+    return Answer(_headline(run, worst), worst, paragraphs)
+
+
+def highest(run: Run) -> int | None:
+    """Rank with the highest peak; the lowest such rank."""
+    peaks = peak_bytes(run)
+    if peaks:
+        return min(peaks, key=lambda rank: (-peaks[rank], rank))
+    sampled = {rank: story.peak.allocated_bytes for rank in run.rank_ids if (story := read_story(run, rank)).peak}
+    return min(sampled, key=lambda rank: (-sampled[rank], rank)) if sampled else None
+
+
+def _headline(run: Run, worst: int | None) -> str:
+    if not run.rank_ids:
+        return "The run is empty: no rank left anything behind."
+    if worst is None:
+        return "No rank has a memory curve, so where memory peaked is not known."
+    story = read_story(run, worst)
+    assert story.peak is not None
+    peaks = peak_bytes(run)
+    alike = [rank for rank, bytes_ in peaks.items() if bytes_ == peaks.get(worst)]
+    if len(peaks) > 1:
+        who = f"All {len(peaks)} ranks peak at" if len(alike) == len(peaks) else f"Rank {worst} peaks highest, at"
+    else:
+        who = f"Rank {worst} peaks at"
+    of = f" (rank {worst})" if who.startswith("All") else ""
+    released = story.released_at_peak_bytes
+    already = ""
+    if released:
+        share = percent(released, story.peak.allocated_bytes)
+        already = f" {size(released)} of it ({share}) were weights that ZeRO had already released."
+    return (
+        f"{who} {size(story.peak.allocated_bytes)}{words.or_more(story)}, {words.within(story.peak)}, "
+        f"{words.during(story.peak)}{of}.{already}"
+    )
+
+
+def _peak(run: Run, story: Story) -> str:
+    peak = story.peak
+    assert peak is not None
+    when = moment(peak.ts_ns, run_start_ns(run))
+    text = f"Rank {story.rank}: {exact(peak.allocated_bytes)} at {when} after the run's start. "
+    if peak.in_flight is not None:
+        text += f"In flight: {_event(peak.in_flight.name, peak.in_flight.param_count, peak.in_flight.full_bytes)}. "
+    else:
+        text += "No ZeRO event was in flight. "
+    if peak.before is not None:
+        text += f"Last begun before: {_event(peak.before.name, peak.before.param_count, peak.before.full_bytes)}. "
+    if peak.module is not None:
+        text += f"Module running: {peak.module or 'the model itself'}. "
+    if peak.reserved_bytes is not None:
+        text += f"Reserved by the allocator: {size(peak.reserved_bytes)}. "
+    if peak.allocator_bytes is not None and peak.allocator_bytes > peak.allocated_bytes:
+        text += f"The allocator's own counter reached {size(peak.allocator_bytes)} between two samples. "
+    if cut := set(cut_ranks(run)) - {story.rank}:
+        text += f"{shown_ranks(sorted(cut)).capitalize()} stopped early and may have peaked higher. "
+    return text.strip()
+
+
+def _event(name: str, params: int | None, full_bytes: int | None) -> str:
+    details = [f"{params} parameter{'s' if params != 1 else ''}"] if params else []
+    details += [size(full_bytes)] if full_bytes else []
+    return f"{name} ({', '.join(details)})" if details else name
+
+
+def _alive(composition: Sequence[Part]) -> str:
+    if not composition:
+        return "Not known: the tables hold no composition of this peak."
+    total = sum(part.size_bytes for part in composition)
+    named = [part for part in composition if part.category != UNATTRIBUTED and part.size_bytes]
+    text = "; ".join(
+        f"{size(p.size_bytes)} {category_label(p.category)} ({percent(p.size_bytes, total)})"
+        for p in named[:_MOST_PARTS]
+    )
+    rest = named[_MOST_PARTS:]
+    if rest:
+        text += f"; {size(sum(p.size_bytes for p in rest))} in {len(rest)} smaller categories"
+    left = sum(part.size_bytes for part in composition if part.category == UNATTRIBUTED)
+    return f"{text}; {size(left)} unattributed."
+
+
+def _groups(findings: Iterable[Finding]) -> list[list[Finding]]:
+    """Findings that say the same, ranks together; in order."""
+    groups: defaultdict[tuple[str, Verdict, str | None, str | None], list[Finding]] = defaultdict(list)
+    for finding in findings:
+        groups[finding.id, finding.verdict, finding.cause, finding.holder].append(finding)
+    return list(groups.values())
+
+
+def _verdict(group: Sequence[Finding], run: Run, worst: int | None) -> list[Paragraph]:
+    lead = next((finding for finding in group if finding.rank == worst), group[0])
+    ranks = [finding.rank for finding in group]
+    total = len(run.rank_ids) + len(run.missing_ranks)
+    who = f"on all {total} ranks" if len(ranks) == total > 1 else f"on {shown_ranks(ranks)}"
+    cause = f", cause {lead.cause}" if lead.cause else ""
+    if lead.cause and not lead.holder:
+        cause += " (suspected)"
+    what = QUESTIONS.get(lead.id, lead.id)
+    text = f"{what} ({lead.id}): {lead.verdict.value.replace('_', ' ')} {who}{cause}. {_of(lead, group)}{lead.headline}"
+    paragraphs = [Paragraph("Verdict", text, strong=True)]
+    if lead.notes:
+        paragraphs.append(Paragraph("Held by", " ".join(lead.notes)))
+    if lead.modules:
+        shown = ", ".join(lead.modules[:6])
+        paragraphs.append(
+            Paragraph("Modules", shown + (f" and {len(lead.modules) - 6} more" if len(lead.modules) > 6 else ""))
+        )
+    if lead.advice:
+        paragraphs.append(Paragraph("Change" if lead.knob or lead.cause else "To know", lead.advice, strong=True))
+    return paragraphs
+
+
+def _of(lead: Finding, group: Sequence[Finding]) -> str:
+    """Which rank the figures are of, when they differ."""
+    if len({finding.headline for finding in group}) == 1:
+        return ""
+    return f"On rank {lead.rank}: "

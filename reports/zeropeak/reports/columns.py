@@ -1,0 +1,25 @@
+"""Arrow columns as NumPy arrays, with an explicit stand-in for null."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import numpy as np
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import pyarrow as pa
+
+Ints: TypeAlias = "npt.NDArray[np.int64]"
+
+NEVER: Final = int(np.iinfo(np.int64).max)
+"""Stand-in for the null of an end that was not seen: later than any time."""
+ABSENT: Final = int(np.iinfo(np.int64).min)
+"""Stand-in for any other null."""
+
+
+def ints(table: pa.Table, name: str, null: int = ABSENT) -> Ints:
+    """An int64 column, nulls replaced by ``null``."""
+    column = pc.fill_null(table[name], null)
+    return np.asarray(column.to_numpy(), dtype=np.int64)

@@ -1,0 +1,119 @@
+"""The PDF: the answer on page 1, then figures, tables, knobs and words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from matplotlib.backends.backend_pdf import PdfPages
+
+from zeropeak.reports import quality, sections
+from zeropeak.reports.figures import style
+from zeropeak.reports.pages import Pages
+from zeropeak.reports.selection import select
+from zeropeak.reports.story import read_story
+from zeropeak.reports.units import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from zeropeak.reports.answer import Answer
+    from zeropeak.reports.figures.drawing import Drawing
+    from zeropeak.reports.findings import Finding
+    from zeropeak.reports.run import Run
+
+RANKS_ON_PAGE_1: Final = 8
+EVENT_TABLES: Final = 4
+
+
+def write(path: Path, run: Run, answer: Answer, findings: Sequence[Finding], drawings: Sequence[Drawing]) -> None:
+    """Write the PDF. Call inside ``style.applied()``.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # No author, host or date: the same run gives the same file anywhere.
+    metadata: dict[str, Any] = {"Title": f"zeropeak report: {run.name}", "Creator": "zeropeak", "CreationDate": None}
+    with PdfPages(path, metadata=metadata) as pdf:
+        pages = Pages(pdf, _footer(run))
+        _first_page(pages, run, answer, findings)
+        for drawing in drawings:
+            pages.figure(drawing)
+        _tables(pages, run, findings)
+        pages.page()
+        sections.knobs(pages, run)
+        sections.glossary(pages)
+        pages.close()
+
+
+def _footer(run: Run) -> str:
+    manifest = run.manifest
+    version = (manifest.get("versions") or {}).get("zeropeak")
+    basis = manifest.get("basis", "measured")
+    return f"zeropeak{f' {version}' if version else ''}, run {run.name}, {basis}"
+
+
+def _first_page(pages: Pages, run: Run, answer: Answer, findings: Sequence[Finding]) -> None:
+    pages.page()
+    pages.line(_what_ran(run))
+    pages.heading(answer.headline, 15)
+    pages.space(0.05)
+    for paragraph in answer.paragraphs:
+        pages.paragraph(paragraph.text, paragraph.label, paragraph.strong)
+    ranks = sorted({*run.rank_ids, *run.missing_ranks})
+    shown = ranks if len(ranks) <= RANKS_ON_PAGE_1 else sorted({*select(run, RANKS_ON_PAGE_1).ranks})
+    if ranks:
+        pages.space(0.05)
+        sections.ranks_table(pages, run, shown, findings, answer.worst)
+    if len(shown) < len(ranks):
+        pages.paragraph(
+            f"{len(shown)} of {len(ranks)} ranks, from the highest to the lowest peak; all are in a table further on.",
+            "Ranks",
+        )
+    _quality(pages, run)
+
+
+def _what_ran(run: Run) -> str:
+    manifest = run.manifest
+    model = manifest.get("model") or {}
+    parts = [
+        f"Run {run.name}",
+        f"config {manifest['config_name']}" if manifest.get("config_name") else "",
+        f"{model['preset']} {model.get('class', '')}" if model.get("preset") else "",
+        _ranks(manifest),
+        count(manifest["steps"], "step") if manifest.get("steps") else "",
+        f"captured with {manifest['tool']}" if manifest.get("tool") else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _ranks(manifest: dict[str, Any]) -> str:
+    world = manifest.get("world_size")
+    if not world:
+        return ""
+    device = {"cuda": "GPU", "cpu": "CPU"}.get(manifest.get("device", ""), "?")
+    if manifest.get("fake_world"):
+        return f"rank 0 of {world} on a fake process group, {device}"
+    return f"{count(world, 'rank')} on {device}"
+
+
+def _quality(pages: Pages, run: Run) -> None:
+    lines = quality.lines(run)
+    if not lines:
+        pages.paragraph("Every rank is complete; no reader lost or mended anything.", "Data")
+    for index, line in enumerate(lines):
+        pages.paragraph(
+            line.text, "Data" if index == 0 else "", mark="!" if line.serious else "•", size=style.SIZE_LABEL
+        )
+
+
+def _tables(pages: Pages, run: Run, findings: Sequence[Finding]) -> None:
+    shown = select(run, EVENT_TABLES)
+    pages.close()
+    for rank in shown.ranks:
+        sections.events_table(pages, run, read_story(run, rank))
+    sections.retained_table(pages, run, findings)
+    ranks = sorted({*run.rank_ids, *run.missing_ranks})
+    if len(ranks) > RANKS_ON_PAGE_1:
+        pages.heading("All ranks", 11)
+        sections.ranks_table(pages, run, ranks, findings, None)

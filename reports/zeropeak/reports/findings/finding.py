@@ -1,0 +1,121 @@
+"""What a finding is, and how findings are ordered and written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+FINDINGS_SCHEMA: Final = 1
+"""Version of findings.json."""
+
+
+class Verdict(StrEnum):
+    """How sure a finding is."""
+
+    CONFIRMED = "confirmed"
+    """Measured; the evidence rows are attached."""
+    PREDICTED = "predicted"
+    """As confirmed, of a simulated run."""
+    SUSPECTED = "suspected"
+    """Consistent with the data, one thing unmeasured; the advice names it."""
+    UNKNOWN = "unknown"
+    """The data does not carry a verdict; the advice says which capture would."""
+    RULED_OUT = "ruled_out"
+    """Measured, and it is not so."""
+    NOT_APPLICABLE = "not_applicable"
+    """Cannot occur in this setting."""
+
+
+class Basis(StrEnum):
+    """What a finding rests on."""
+
+    MEASURED = "measured"
+    SIMULATED = "simulated"
+    TEXT = "text"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Rows of a table that carry a finding.
+
+    Attributes:
+        table: table of docs/schema.md.
+        where: column values that select the rows, all of them.
+        rows: a few of them, as they are in the table.
+        what: what they show, in a few words.
+    """
+
+    table: str
+    where: dict[str, Any]
+    rows: Sequence[dict[str, Any]]
+    what: str
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON object."""
+        return {"table": self.table, "what": self.what, "where": self.where, "rows": list(self.rows)}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding on one rank.
+
+    Attributes:
+        bytes: its size; None when not measured or not applicable.
+        step: step in which it was measured.
+        cause: stable identifier. Established when ``holder`` is given, else the likely one; None when open.
+        holder: what keeps the bytes: autograd node and saved attribute of most of them.
+        knob: config key that changes it.
+        advice: what to do, and what it saves; one or two sentences.
+        headline: the finding in one sentence, for page 1.
+        modules: modules concerned, largest share first.
+        event: ZeRO event concerned.
+        peak_saving_bytes: how much lower the run's peak would be.
+    """
+
+    id: str
+    verdict: Verdict
+    basis: Basis
+    rank: int
+    bytes: int | None = None
+    step: int | None = None
+    cause: str | None = None
+    holder: str | None = None
+    knob: str | None = None
+    advice: str | None = None
+    evidence: Sequence[Evidence] = ()
+    headline: str = ""
+    modules: Sequence[str] = ()
+    event: str | None = None
+    peak_saving_bytes: int | None = None
+    notes: Sequence[str] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON object of findings.json; every key is always there."""
+        return {
+            "id": self.id,
+            "verdict": self.verdict.value,
+            "basis": self.basis.value,
+            "bytes": self.bytes,
+            "rank": self.rank,
+            "step": self.step,
+            "cause": self.cause,
+            "holder": self.holder,
+            "knob": self.knob,
+            "advice": self.advice,
+            "evidence": [one.to_json() for one in self.evidence],
+        }
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Surest verdict first, then most bytes, then by id and rank."""
+    verdicts = list(Verdict)
+    return sorted(findings, key=lambda f: (verdicts.index(f.verdict), -(f.bytes or 0), f.id, f.rank))
+
+
+def to_json(run: str, findings: Iterable[Finding]) -> dict[str, Any]:
+    """The content of findings.json."""
+    return {"schema": FINDINGS_SCHEMA, "run": run, "findings": [finding.to_json() for finding in ordered(findings)]}

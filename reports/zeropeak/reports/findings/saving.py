@@ -1,0 +1,44 @@
+"""How much lower a rank's peak would have been without some storages: from the run's own curve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zeropeak.reports.curve import Curve
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Peak with and without.
+
+    Attributes:
+        sampled: the curve is of counters read now and then.
+    """
+
+    peak_bytes: int
+    without_bytes: int
+    sampled: bool
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes saved at the peak."""
+        return self.peak_bytes - self.without_bytes
+
+
+def without(allocated: Curve, held: Curve) -> Saving | None:
+    """Peak of ``allocated`` with ``held`` taken off at every moment; the peak may move to another moment.
+
+    None without a curve.
+    """
+    if not len(allocated):
+        return None
+    # Between two changes of either curve nothing changes, so the changes are all moments that matter. The curve's own
+    # rows are taken as they are: several may share a moment, and the highest of them is a peak all the same.
+    inside = held.ts_ns[(held.ts_ns >= allocated.ts_ns[0]) & (held.ts_ns <= allocated.ts_ns[-1])]
+    left = max(
+        int((allocated.size_bytes - held.at(allocated.ts_ns)).max()),
+        int((allocated.at(inside) - held.at(inside)).max(initial=0)),
+    )
+    return Saving(int(allocated.size_bytes.max()), left, allocated.sampled)

@@ -1,0 +1,104 @@
+"""Write a run's report folder: report.pdf, a PNG for each figure, findings.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from zeropeak.profile.errors import ZeropeakError
+from zeropeak.reports.run import open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zeropeak.reports.findings import Finding
+    from zeropeak.reports.run import Run
+
+_PNG: Final = {"compress_level": 4}
+"""Twice as fast as the default, a tenth larger."""
+
+
+@dataclass(frozen=True)
+class ReportResult:
+    """What was written.
+
+    Attributes:
+        paths: report.pdf first, then the PNGs and findings.json.
+        answer: page 1 in a few lines, for a terminal.
+    """
+
+    paths: Sequence[Path]
+    findings: Sequence[Finding]
+    answer: Sequence[str]
+
+
+def write_report(run_dir: Path, *, at_ns: int | None = None) -> ReportResult:
+    """Write ``run_dir/report``, in place of the report that is there; the old one stays when this fails.
+
+    Args:
+        run_dir: run directory with tables.
+        at_ns: a moment (run time, ns) whose composition is wanted beside the peak's.
+
+    Raises:
+        ZeropeakError: no tables, a newer schema, or no room or permission to write.
+        TraceError: a damaged table.
+    """
+    run = open_run(run_dir)
+    target = Path(run_dir) / "report"
+    draft = Path()
+    try:
+        draft = Path(tempfile.mkdtemp(prefix=".report-", dir=run_dir))
+        written, findings, answer = _write(run, draft, at_ns)
+        _swap(draft, target)
+    except OSError as error:
+        raise ZeropeakError(
+            f"{target}: cannot be written ({error.strerror or type(error).__name__}); free some space or copy the run "
+            "to where you may write. A report that was there is unchanged"
+        ) from error
+    finally:
+        if draft.name:
+            shutil.rmtree(draft, ignore_errors=True)
+    return ReportResult([target / name for name in written], findings, answer)
+
+
+def _write(run: Run, folder: Path, at_ns: int | None) -> tuple[list[str], list[Finding], list[str]]:
+    # Here, so that whoever only opens tables does not wait for matplotlib.
+    from zeropeak.reports import document
+    from zeropeak.reports.answer import answer
+    from zeropeak.reports.figures import drawings, style
+    from zeropeak.reports.findings import find_all, to_json
+
+    findings = find_all(run)
+    page_1 = answer(run, findings)
+    content = json.dumps(to_json(run.name, findings), indent=1, ensure_ascii=False, allow_nan=False)
+    (folder / "findings.json").write_text(content + "\n", encoding="utf-8")
+    names = ["report.pdf"]
+    with style.applied():
+        figures = drawings(run, at_ns)
+        document.write(folder / "report.pdf", run, page_1, findings, figures)
+        for drawing in figures:
+            panel = style.new_panel()
+            drawing.draw(panel)
+            panel.figure.savefig(folder / f"{drawing.name}.png", metadata={"Software": "zeropeak"}, pil_kwargs=_PNG)
+            names.append(f"{drawing.name}.png")
+    return [*names, "findings.json"], findings, page_1.short()
+
+
+def _swap(draft: Path, target: Path) -> None:
+    """Put the draft in the target's place: two renames, the first undone when the second fails."""
+    draft.chmod(0o755)
+    if not target.exists():
+        draft.rename(target)
+        return
+    old = draft.with_name(f"{draft.name}.old")
+    target.rename(old)
+    try:
+        draft.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,187 @@
+"""A run directory, opened: its manifest and its tables, read when asked for.
+
+Columns keep their type when they hold nulls: int64 becomes pandas' nullable ``Int64`` (never float, which loses
+nanoseconds above 2**53), bool ``boolean``, double ``Float64`` and text ``string``; a missing value is ``pandas.NA``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from zeropeak.parse.schema import BY_NAME
+from zeropeak.profile.errors import TraceError, UsageError, ZeropeakError
+from zeropeak.profile.labels import RUN_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+
+    import pandas as pd
+
+_T = TypeVar("_T")
+_KEPT: Final = 10
+"""Derived objects that a run keeps: a rank of a million memory events takes about 20 MB."""
+
+
+class Run:
+    """One run. ``run.zero_events`` and every other table of docs/schema.md is a DataFrame, read at first use.
+
+    Args:
+        path: run directory.
+        manifest: content of run.json; empty for a run that zeropeak did not capture.
+    """
+
+    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._frames: dict[str, pd.DataFrame] = {}
+        self._kept: OrderedDict[Hashable, object] = OrderedDict()
+
+    def __getattr__(self, name: str) -> pd.DataFrame:
+        if name in BY_NAME:
+            return self.table(name)
+        raise AttributeError(f"a run has no table {name!r}; docs/schema.md lists them")
+
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *BY_NAME]
+
+    def __repr__(self) -> str:
+        return f"<Run {self.name!r}, ranks {list(self.rank_ids)}>"
+
+    @property
+    def name(self) -> str:
+        """Name in the manifest, else the directory's."""
+        return str(self.manifest.get("name") or self.path.name)
+
+    @property
+    def rank_ids(self) -> tuple[int, ...]:
+        """Ranks that left anything behind, in order."""
+        return tuple(sorted(set(self.arrow("ranks", columns=["rank"])["rank"].to_pylist())))
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks of the job of which nothing was captured; none for a fake world, whose other ranks never ran."""
+        if self.manifest.get("fake_world"):
+            return ()
+        sizes = [n for n in self.arrow("ranks", columns=["world_size"])["world_size"].to_pylist() if n is not None]
+        world = int(self.manifest.get("world_size") or max(sizes, default=0))
+        return tuple(sorted(set(range(world)) - set(self.rank_ids)))
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A whole table as a DataFrame (all ranks), cached.
+
+        Raises:
+            UsageError: there is no such table.
+            TraceError: a parquet file is damaged.
+        """
+        if name not in self._frames:
+            self._frames[name] = _to_pandas(self.arrow(name))
+        return self._frames[name]
+
+    def arrow(self, name: str, rank: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """A table, or some columns of one rank of it, as Arrow; not cached. Rows keep the files' order.
+
+        Columns that an older parse did not write are null; a table that the sources did not fill is empty.
+        """
+        if name not in BY_NAME:
+            raise UsageError(f"no table {name!r}; one of {', '.join(BY_NAME)}")
+        declared = BY_NAME[name].arrow
+        # An older or foreign file may lack even a column that is never null now.
+        schema = pa.schema([declared.field(column).with_nullable(True) for column in columns or declared.names])
+        parts = [_read(path, schema) for path in self._files(name, rank)]
+        return pa.concat_tables(parts) if parts else schema.empty_table()
+
+    def rank_facts(self, rank: int) -> dict[str, Any]:
+        """What the capture wrote in raw/rank-<r>/rank.json; empty when the raw files did not travel along."""
+        path = self.path / "raw" / f"rank-{rank}" / "rank.json"
+        return _json(path) if path.is_file() else {}
+
+    def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """What ``make`` gave for ``key``, made once while it is among the last few that were asked for."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        self._kept.move_to_end(key)
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return cast("_T", self._kept[key])
+
+    def _files(self, name: str, rank: int | None) -> list[Path]:
+        folder = self.path / "tables" / name
+        if rank is not None:
+            path = folder / f"rank-{rank}.parquet"
+            return [path] if path.is_file() else []
+        return sorted(folder.glob("rank-*.parquet"), key=_rank_in_name)
+
+
+def open_run(path: str | Path) -> Run:
+    """Open a run directory.
+
+    Example:
+        >>> run = open_run("runs/nsys-stage3")                                     # doctest: +SKIP
+        >>> run.zero_events.groupby("kind").full_bytes.sum()                       # doctest: +SKIP
+
+    Raises:
+        UsageError: not a run directory.
+        ZeropeakError: the run has no tables yet, or was written by a newer zeropeak.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise UsageError(f"{path}: no such run directory; a capture makes one, for example `zeropeak nsys stage3`")
+    manifest = _json(path / "run.json") if (path / "run.json").is_file() else {}
+    schema = manifest.get("schema", RUN_SCHEMA)
+    if not isinstance(schema, int) or schema > RUN_SCHEMA:
+        raise ZeropeakError(
+            f"{path}: written by a newer zeropeak (schema {schema}, this one reads up to {RUN_SCHEMA}); update zeropeak"
+        )
+    if not (path / "tables").is_dir():
+        if not manifest and not (path / "raw").is_dir():
+            raise UsageError(f"{path}: not a run directory (no run.json, raw or tables in it)")
+        raise ZeropeakError(f"{path}: no tables; run `zeropeak parse {path}`")
+    return Run(path, manifest)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise TraceError(path, f"not valid JSON ({error}); capture the run again") from error
+    if not isinstance(content, dict):
+        raise TraceError(path, "not a JSON object; capture the run again")
+    return content
+
+
+def _read(path: Path, schema: pa.Schema) -> pa.Table:
+    way_out = f"run `zeropeak parse {path.parents[2]}`"
+    try:
+        with pq.ParquetFile(path) as file:
+            present = set(file.schema_arrow.names)
+            table = file.read(columns=[name for name in schema.names if name in present])
+        columns = [
+            table[field.name].cast(field.type) if field.name in present else pa.nulls(table.num_rows, field.type)
+            for field in schema
+        ]
+    except (pa.ArrowException, OSError) as error:
+        raise TraceError(path, f"not a readable table ({type(error).__name__}); {way_out}") from error
+    return pa.table(columns, schema=schema)
+
+
+def _to_pandas(table: pa.Table) -> pd.DataFrame:
+    import pandas as pd  # half a second that a report does without
+
+    dtypes = {
+        pa.int64(): pd.Int64Dtype(),
+        pa.float64(): pd.Float64Dtype(),
+        pa.bool_(): pd.BooleanDtype(),
+        pa.string(): pd.StringDtype("pyarrow"),
+    }
+    return cast("pd.DataFrame", table.to_pandas(types_mapper=dtypes.get))
+
+
+def _rank_in_name(path: Path) -> tuple[bool, int, str]:
+    word = path.stem.removeprefix("rank-")
+    return (not word.isdecimal(), int(word) if word.isdecimal() else 0, word)

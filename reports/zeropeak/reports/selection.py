@@ -1,0 +1,92 @@
+"""Which ranks a figure shows when there are too many: the extremes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow.compute as pc
+
+from zeropeak.reports.columns import ABSENT, ints
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from zeropeak.reports.run import Run
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Ranks that are shown, in order of rank.
+
+    Attributes:
+        total: ranks that there are.
+        why: rank to "highest peak" or the like; empty when all are shown.
+    """
+
+    ranks: Sequence[int]
+    total: int
+    why: Mapping[int, str]
+
+    @property
+    def all(self) -> bool:
+        """Whether none is left out."""
+        return len(self.ranks) == self.total
+
+    def note(self) -> str:
+        """What is left out, for a subtitle; empty when nothing is."""
+        if self.all:
+            return ""
+        named = ", ".join(f"rank {rank} ({self.why[rank]})" for rank in self.ranks)
+        return f"{len(self.ranks)} of {self.total} ranks shown: {named}"
+
+
+def peak_bytes(run: Run) -> dict[int, int]:
+    """Peak of the whole run by rank, of the ranks that have one."""
+    peaks = run.arrow("peaks", columns=["rank", "scope", "allocated_bytes"])
+    peaks = peaks.filter(pc.equal(peaks["scope"], "run"))
+    sizes = ints(peaks, "allocated_bytes")
+    return {int(r): int(size) for r, size in zip(ints(peaks, "rank"), sizes, strict=True) if size != ABSENT}
+
+
+def cut_ranks(run: Run) -> list[int]:
+    """Ranks whose data stops before the rank's own end."""
+    table = run.arrow("ranks", columns=["rank", "status"])
+    rows = zip(table["rank"].to_pylist(), table["status"].to_pylist(), strict=True)
+    return sorted(rank for rank, status in rows if status not in {None, "complete"})
+
+
+def select(run: Run, limit: int) -> Shown:
+    """At most ``limit`` ranks: all, else the highest and the lowest peak and what lies between."""
+    ranks = run.rank_ids
+    if len(ranks) <= limit:
+        return Shown(ranks, len(ranks), {})
+    peaks = peak_bytes(run)
+    by_peak = sorted(ranks, key=lambda rank: (-peaks.get(rank, -1), rank))
+    with_peak = [rank for rank in by_peak if rank in peaks] or by_peak
+    # From the highest to the lowest in equal strides.
+    places = np.unique(np.linspace(0, len(with_peak) - 1, min(limit, len(with_peak))).round().astype(int))
+    why: dict[int, str] = {}
+    for place in places:
+        ends = {0: "highest peak", len(with_peak) - 1: "lowest peak"}
+        why[with_peak[place]] = ends.get(int(place), f"peak {place + 1} of {len(with_peak)}")
+    return Shown(sorted(why), len(ranks), why)
+
+
+def shown_ranks(ranks: Sequence[int]) -> str:
+    """Ranks for people, runs of neighbours joined.
+
+    >>> shown_ranks([3]), shown_ranks([0, 1, 2, 3, 7])
+    ('rank 3', 'ranks 0-3, 7')
+    """
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    parts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in spans]
+    if len(parts) > 12:
+        parts = [*parts[:12], f"and more, {len(ranks)} in all"]
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(parts)}"

@@ -1,0 +1,43 @@
+"""The ZeRO setting of a run: stage and knobs as DeepSpeed resolved them, else as the config gave them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from zeropeak.reports.run import Run
+
+LINEAR_KNOB: Final = "zero_optimization.memory_efficient_linear"
+_LINEAR_DEFAULT: Final = True
+"""DeepSpeed's default of memory_efficient_linear (``DeepSpeedZeroConfig``)."""
+
+
+def stage(run: Run, rank: int) -> int | None:
+    """ZeRO stage; None when neither the capture nor the manifest says."""
+    found = (run.rank_facts(rank).get("zero") or {}).get("stage", _config(run).get("stage"))
+    return found if isinstance(found, int) else None
+
+
+def memory_efficient_linear(run: Run, rank: int) -> bool | None:
+    """The knob; DeepSpeed's default when a config without it is known; None when nothing is known."""
+    config = _config(run)
+    found = (run.rank_facts(rank).get("zero") or {}).get("memory_efficient_linear")
+    if found is None:
+        found = config.get("memory_efficient_linear", _LINEAR_DEFAULT if config else None)
+    return found if isinstance(found, bool) else None
+
+
+def linear_wrapped(run: Run, rank: int) -> bool | None:
+    """Whether torch.nn.functional.linear was DeepSpeed's version during forward."""
+    column = run.arrow("ranks", rank, ["linear_wrapped"])["linear_wrapped"]
+    return column[0].as_py() if len(column) else None
+
+
+def hooks_missing(run: Run, rank: int) -> list[str]:
+    """Names of the hook points that this DeepSpeed lacks."""
+    return [str(hook.get("name")) for hook in run.rank_facts(rank).get("hooks_missing") or [] if isinstance(hook, dict)]
+
+
+def _config(run: Run) -> dict[str, Any]:
+    section = (run.manifest.get("ds_config") or {}).get("zero_optimization")
+    return section if isinstance(section, dict) else {}

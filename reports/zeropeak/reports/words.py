@@ -1,0 +1,69 @@
+"""Phrases that titles, annotations and page 1 share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zeropeak.reports.units import moment, size
+
+if TYPE_CHECKING:
+    from zeropeak.reports.story import Peak, Story
+
+
+def during(peak: Peak) -> str:
+    """What was in flight at a peak.
+
+    "during wait layers.7.mlp", or what came last before when nothing was.
+    """
+    if peak.in_flight is not None:
+        return f"during {peak.in_flight.name}"
+    if peak.before is not None:
+        return f"after {peak.before.name} (no ZeRO event in flight)"
+    return "with no ZeRO event in flight"
+
+
+def where(peak: Peak) -> str:
+    """Phase and step of a peak: "backward of step 1"."""
+    if peak.phase is None:
+        return "outside every phase"
+    return peak.phase if peak.step is None or peak.step < 0 else f"{peak.phase} of step {peak.step}"
+
+
+def within(peak: Peak) -> str:
+    """As :func:`where`, in a sentence: "in the backward of step 1"."""
+    return where(peak) if peak.phase is None else f"in the {where(peak)}"
+
+
+def peak_sentence(story: Story) -> str:
+    """Rank, peak, event and the released weights in it; for titles."""
+    if story.peak is None:
+        return f"Rank {story.rank}: no memory curve"
+    released = story.released_at_peak_bytes
+    tail = ""
+    if released:
+        tail = f", {size(released)} of it already released weights"
+    elif released == 0 and "free" in story.events.kinds:
+        tail = ", none of it released weights"
+    return f"Rank {story.rank} peaks at {size(story.peak.allocated_bytes)}{or_more(story)} {during(story.peak)}{tail}"
+
+
+def or_more(story: Story) -> str:
+    """Said after a peak that need not be the highest."""
+    return "" if story.complete else " or more"
+
+
+def no_curve(story: Story) -> str:
+    """Why there is no curve and what would give one."""
+    return (
+        f"Rank {story.rank} has no memory curve: its capture holds neither allocation events nor counters. "
+        "Capture with `zeropeak nsys` or `zeropeak torch` and let the run end by itself."
+    )
+
+
+def cut(story: Story, origin_ns: int) -> str | None:
+    """What is missing of a rank's curve."""
+    if story.cut:
+        return f"{story.status}: the rank's data ends at {moment(story.end_ns, origin_ns)}"
+    if story.memory_partial:
+        return "the memory curve misses a part of the run"
+    return None
