@@ -178,6 +178,9 @@ class Observers:
     def free_begins(self, param: Any) -> tuple[int, Any, int] | None:
         """A parameter is about to let go of its full storage."""
         if self.index is None:
+            # zero.Init partitions while it builds. No event yet, since names are unknown; but the storage's end is
+            # logged: gloo drops its last reference on a thread whose frees no profiler reports.
+            self.storages.register(param.data, Stored.PARAM_FULL, None)
             return None
         number = self.index.param_id(param)
         if number is None or not param.data.numel():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.backends.backend_pdf import PdfPages
@@ -34,7 +35,9 @@ def write(path: Path, run: Run, answer: Answer, findings: Sequence[Finding], dra
     """
     # No author, host or date: the same run gives the same file anywhere.
     metadata: dict[str, Any] = {"Title": f"zeropeak report: {run.name}", "Creator": "zeropeak", "CreationDate": None}
-    with PdfPages(path, metadata=metadata) as pdf:
+    # In memory first: on a full disk PdfPages, while closing, hides the disk's error behind one of zlib's.
+    content = io.BytesIO()
+    with PdfPages(content, metadata=metadata) as pdf:
         pages = Pages(pdf, _footer(run))
         _first_page(pages, run, answer, findings)
         for drawing in drawings:
@@ -44,6 +47,7 @@ def write(path: Path, run: Run, answer: Answer, findings: Sequence[Finding], dra
         sections.knobs(pages, run)
         sections.glossary(pages)
         pages.close()
+    path.write_bytes(content.getvalue())
 
 
 def _footer(run: Run) -> str:
