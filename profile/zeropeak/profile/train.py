@@ -118,7 +118,7 @@ def _prepare_device(plan: Plan) -> Any:
 
 
 def _keep_deepspeed_off_old_nvtx() -> None:
-    """DeepSpeed 0.19 on CUDA calls ``Domain.push_range``, which nvtx 0.2.11 lacks: training would die in its first range.
+    """DeepSpeed 0.19 on CUDA calls ``Domain.push_range``, which nvtx 0.2.11 lacks: training would die at once.
 
     Without the package DeepSpeed falls back to ``torch.cuda.nvtx``, whose ranges every nsys records.
     """

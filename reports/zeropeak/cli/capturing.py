@@ -24,7 +24,6 @@ def capture_and_report(
 ) -> int:
     """Run the plan into ``run_dir``, then parse and report whatever it left; returns the exit code."""
     from zeropeak.parse.pipeline import parse_run
-
     from zeropeak.profile import capture
     from zeropeak.profile.labels import Status
 
