@@ -7,46 +7,14 @@ on the run's one clock. Sizes are ``*_bytes``: int64. Null means unknown, never 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
-INT = pa.int64()
-TEXT = pa.string()
-FLAG = pa.bool_()
-FLOAT = pa.float64()
+from zeropeak.parse.categories import CATEGORIES
+from zeropeak.parse.table import FLAG, FLOAT, INT, TEXT, Column, Table, page
 
-
-@dataclass(frozen=True)
-class Column:
-    """One column: ``unit`` is '' for names, ids and counts."""
-
-    name: str
-    type: pa.DataType
-    doc: str
-    nullable: bool = True
-
-    @property
-    def unit(self) -> str:
-        """Unit read off the name's ending: ``ns``, ``bytes`` or ''."""
-        ending = self.name.rsplit("_", 1)[-1]
-        return ending if ending in {"ns", "bytes"} else ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table. ``order`` is the sort order of its rows in a file; ``per_rank`` tables have one file a rank."""
-
-    name: str
-    doc: str
-    columns: tuple[Column, ...]
-    order: tuple[str, ...] = ()
-
-    @property
-    def arrow(self) -> pa.Schema:
-        """The Arrow schema that the writer enforces, with column docs as field metadata."""
-        return pa.schema([pa.field(c.name, c.type, c.nullable, {"doc": c.doc}) for c in self.columns])
+__all__ = ["BY_NAME", "CATEGORIES", "FLAG", "FLOAT", "INT", "TABLES", "TEXT", "Column", "Table"]
 
 
 def _key(doc: str = "global rank") -> Column:
@@ -94,8 +62,9 @@ TABLES: Final = (
             Column("offset_ns", INT, "added to the source's clock"),
             Column("drift", FLOAT, "relative rate difference, seconds per second"),
             Column("shared_events", INT, "events seen on both clocks that the fit used"),
-            Column("residual_ns", INT, "median absolute error of the fit over the shared events; null without a fit"),
-            Column("residual_max_ns", INT, "largest absolute error of the fit over the shared events"),
+            Column("outliers", INT, "shared events that the fit dropped: something happened between the two readings"),
+            Column("residual_ns", INT, "median absolute error of the fit over all shared events; null without a fit"),
+            Column("residual_max_ns", INT, "largest absolute error of the fit over the events that it used"),
         ),
         ("rank", "source"),
     ),
@@ -163,11 +132,11 @@ TABLES: Final = (
         "ZeRO events: what was fetched, prefetched, waited for, released, freed, gathered, reduced, and when.",
         (
             _key(),
-            Column("event_id", INT, "id, unique in the run; the same in NVTX payload and torch.profiler trace; null "
-                   "for events that only another tool recorded"),
-            Column("kind", TEXT, "fetch, prefetch, wait, release, free, gather, reduce, all_gather or step",
-                   nullable=False),
-            Column("name", TEXT, "the range's name"),
+            Column("event_id", INT, "id, unique in the run; the same in NVTX payload and torch.profiler trace; for "
+                   "events made of another tool's ranges a number of ours"),
+            Column("kind", TEXT, "fetch, prefetch, wait, release, free, gather, reduce, all_gather or step; null for "
+                   "a gather that another tool recorded when fetch and prefetch cannot be told apart"),
+            Column("name", TEXT, "the range's name, as the source has it"),
             Column("module_id", INT, "module that was running or letting go"),
             Column("module", TEXT, "its qualified name"),
             *_STEP,
@@ -200,6 +169,26 @@ TABLES: Final = (
             Column("storage_id", INT, "registered storage (memory_blocks.storage_id)"),
         ),
         ("rank", "event_id", "param_id"),
+    ),
+    Table(
+        "module_ranges",
+        "Forward and backward of each module, as they ran.",
+        (
+            _key(),
+            Column("event_id", INT, "id, from the same series as zero_events", nullable=False),
+            Column("module_id", INT, "module"),
+            Column("module", TEXT, "its qualified name; '' is the model itself"),
+            Column("direction", TEXT, "forward or backward"),
+            *_STEP,
+            Column("phase", TEXT, "phase it began in"),
+            Column("thread_id", INT, "native thread id"),
+            Column("start_ns", INT, "begin", nullable=False),
+            Column("end_ns", INT, "end; null when the capture was cut inside"),
+            Column("allocated_before_bytes", INT, "allocated at begin"),
+            Column("allocated_after_bytes", INT, "allocated at end"),
+            Column("parent_event_id", INT, "enclosing event on the same thread"),
+        ),
+        ("rank", "start_ns"),
     ),
     Table(
         "retained",
@@ -238,8 +227,9 @@ TABLES: Final = (
             Column("reserved_bytes", INT, "reserved on the device after the event"),
             Column("stream", INT, "CUDA stream handle"),
             Column("thread_id", INT, "native thread id"),
-            Column("mend", TEXT, "null for an event as recorded; else why we added it: address-reused (a free that "
-                   "was never reported) or storage-ended (its tensor's end was seen by the event log)"),
+            Column("mend", TEXT, "null for an event as recorded; else why we added it: address-reused (a free that was "
+                   "never reported; the true end is earlier), storage-ended (the event log saw the tensor's end), "
+                   "gone-at-dump or born-unseen (a snapshot's dump shows it, its history does not)"),
             _SOURCE,
         ),
         ("rank", "ts_ns"),
@@ -341,6 +331,9 @@ TABLES: Final = (
             Column("ts_ns", INT, "first time the peak was reached"),
             Column("allocated_bytes", INT, "allocated at the peak"),
             Column("reserved_bytes", INT, "reserved at the peak"),
+            Column("allocator_peak_bytes", INT, "highest that the allocator's own counter reached in the scope, from "
+                   "the marks; above allocated_bytes when the curve is sampled and the peak fell between two samples"),
+            Column("partial", FLAG, "true when the curve does not cover the whole scope: the real peak may be higher"),
             Column("event_id", INT, "innermost ZeRO event in flight; null when none was"),
             Column("last_event_id", INT, "last ZeRO event that had begun by then"),
             Column("module", TEXT, "innermost module that was running"),
@@ -356,12 +349,26 @@ TABLES: Final = (
             Column("scope", TEXT, "as in peaks", nullable=False),
             Column("step", INT, "as in peaks"),
             Column("phase", TEXT, "as in peaks"),
-            Column("category", TEXT, "see docs/schema.md, categories", nullable=False),
+            Column("category", TEXT, "one of the categories listed at the end of docs/schema.md", nullable=False),
             Column("size_bytes", INT, "bytes; unattributed can be negative when more was registered than measured",
                    nullable=False),
             Column("block_count", INT, "blocks"),
         ),
         ("rank", "scope", "step", "phase", "category"),
+    ),
+    Table(
+        "mark_composition",
+        "What was alive at each mark, by category; the rows of one mark sum to its allocated_bytes.",
+        (
+            _key(),
+            *_STEP,
+            Column("mark", TEXT, "as in marks", nullable=False),
+            Column("ts_ns", INT, "when"),
+            Column("category", TEXT, "as in peak_composition", nullable=False),
+            Column("size_bytes", INT, "as in peak_composition", nullable=False),
+            Column("block_count", INT, "blocks"),
+        ),
+        ("rank", "ts_ns", "category"),
     ),
     Table(
         "import_stats",
@@ -381,17 +388,9 @@ TABLES: Final = (
 
 BY_NAME: Final = {table.name: table for table in TABLES}
 
-
 def main() -> None:
     """Print docs/schema.md."""
-    print("# Tables\n\nGenerated by `python -m zeropeak.parse.schema`; do not edit.\n")
-    print((__doc__ or "").split("\n\n", 1)[1].strip() + "\n")
-    for table in TABLES:
-        print(f"## {table.name}\n\n{table.doc} Order: {', '.join(table.order) or 'none'}.\n")
-        print("| column | type | null | meaning |\n|---|---|---|---|")
-        for c in table.columns:
-            print(f"| `{c.name}` | {c.type} | {'yes' if c.nullable else 'no'} | {c.doc} |")
-        print()
+    print(page(TABLES, CATEGORIES), end="")
 
 
 if __name__ == "__main__":

@@ -27,3 +27,7 @@ class TraceError(ZeropeakError):
         super().__init__(f"{path}: {problem}")
         self.path = str(path)
         self.problem = problem
+
+    def __reduce__(self) -> tuple[type[TraceError], tuple[str, str]]:
+        """An exception pickles by its arguments; a worker process raises this one across."""
+        return type(self), (self.path, self.problem)

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from zeropeak.cli.model_options import describe
+from zeropeak.cli.progress import progress_bar
 from zeropeak.cli.report import write_and_tell
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def capture_and_report(
     if captured.failure is not None:
         rank = "" if captured.failure["rank"] is None else f"rank {captured.failure['rank']}: "
         say(f"{rank}{captured.failure['message']} (see {run_dir / 'raw' / 'train.log'})")
-    parse_run(run_dir)
+    with progress_bar("parsing") as show:
+        parse_run(run_dir, progress=show)
     write_and_tell(run_dir)
     if captured.status is Status.INTERRUPTED:
         return 130

@@ -69,7 +69,10 @@ def at_moment(run: Run, ts_ns: int) -> list[Composition]:
     found = []
     for rank in run.rank_ids:
         blocks = of_device(run.arrow("memory_blocks", rank), run, rank)
-        facts = run.arrow("ranks", rank, ["first_ns", "last_ns"]).to_pylist()[0]
+        facts = run.arrow("ranks", rank, ["first_ns", "last_ns", "memory_source"]).to_pylist()[0]
+        if facts["memory_source"] != "counters":
+            # Registered storages are named within the allocator's blocks; as rows of their own they would count twice.
+            blocks = blocks.filter(pc.not_equal(blocks["source"], "log"))
         if not blocks.num_rows or not (facts["first_ns"] or 0) <= ts_ns <= (facts["last_ns"] or NEVER):
             continue
         timeline = Timeline(*(run.arrow(name, rank) for name in ("zero_events", "module_ranges", "phases")))

@@ -15,7 +15,7 @@ from zeropeak.reports.story import read_story
 from zeropeak.reports.units import count
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from zeropeak.reports.answer import Answer
@@ -91,7 +91,7 @@ def _what_ran(run: Run) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _ranks(manifest: dict[str, Any]) -> str:
+def _ranks(manifest: Mapping[str, Any]) -> str:
     world = manifest.get("world_size")
     if not world:
         return ""

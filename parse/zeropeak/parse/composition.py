@@ -1,0 +1,245 @@
+"""What the allocated bytes of a moment were: one category for every block that was alive, the rest unattributed.
+
+Rules, in this order:
+
+1. A registered storage that is not a full parameter has the category that the capture registered; one that this
+   version does not know is ``other``.
+2. A full (gathered) parameter is, at time t,
+   ``released_but_alive`` when ZeRO had released it; else ``gathered_in_use`` when ``zero.GatheredParameters`` holds it
+   or a module that uses it is running (its owner, or one whose fetch or wait named it); else, when no wait for it had
+   ended, ``prefetched_ahead`` if a prefetch launched its gather and ``gathered_in_use`` if a fetch did; else
+   ``gathered_in_use`` while the module it was waited for has not begun yet; else ``kept_for_reuse``.
+3. An unregistered block born inside a fetch, prefetch, wait or gather is a ``gather_buffers``.
+4. An unregistered block born while a module's forward ran (in a backward phase: recomputation), or elsewhere in a
+   forward or eval phase, that outlived that module (or phase) is ``activations``, unless it also outlived the next
+   step: what lives that long is not kept for a backward. (Of the last step nothing can be said, so it counts.)
+5. Any other unregistered block born and freed within one module's forward or within one phase is ``workspace``.
+6. What is left (blocks from before the known history, born in no phase, or outliving their phase with no owner) is
+   ``unattributed``, together with the difference between the measured curve and the blocks. So the rows of a moment sum
+   to the measured bytes exactly.
+
+Registered storages without an allocator block count only where the curve includes them: it is made of counters, or it
+says how much was allocated before its first event and the storage was registered before that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow.compute as pc
+
+from zeropeak.parse.blocks import ALIVE, BEFORE
+from zeropeak.parse.innermost import NONE
+from zeropeak.parse.lookup import Lookup, ints
+from zeropeak.parse.schema import CATEGORIES
+from zeropeak.profile.labels import Kind, Phase, Stored
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from zeropeak.parse.timeline import Timeline
+
+    Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
+    Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+NAMES: Final = tuple(CATEGORIES)
+_CODE: Final = {name: code for code, name in enumerate(NAMES)}
+_STORED: Final = {
+    Stored.PARAM_SHARD: "parameter_shards",
+    Stored.PARAM_PERSISTENT: "persistent_parameters",
+    Stored.PARAM_REPLICATED: "replicated_parameters",
+    Stored.GATHER_BUFFER: "gather_buffers",
+    Stored.GRADIENT_BUCKET: "gradient_buckets",
+    Stored.GRADIENT_FULL: "full_gradients",
+    Stored.GRADIENT_SHARD: "gradient_shards",
+    Stored.OPTIMIZER_STATE: "optimizer_states",
+    Stored.FP32_MASTER: "fp32_masters",
+    Stored.MODULE_BUFFER: "module_buffers",
+    Stored.INPUT: "inputs",
+}
+_LAUNCHES: Final = frozenset({Kind.FETCH, Kind.PREFETCH, Kind.GATHER})
+_USES: Final = frozenset({Kind.FETCH, Kind.WAIT})
+_UNATTRIBUTED: Final = _CODE["unattributed"]
+
+
+class Composition:
+    """Categories of a rank's blocks over time.
+
+    Args:
+        blocks: rows of memory_blocks of the rank's device.
+        timeline: the rank's events.
+        event_params: rows of zero_event_params.
+        params: rows of params.
+    """
+
+    def __init__(self, blocks: pa.Table, timeline: Timeline, event_params: pa.Table, params: pa.Table) -> None:
+        self._timeline = timeline
+        self._size = ints(blocks["size_bytes"])
+        self._code = _unregistered_codes(blocks, timeline)
+        category = blocks["category"].to_pylist()
+        for row, name in enumerate(category):
+            if name is not None:
+                self._code[row] = _CODE[_STORED.get(name, "other")]
+        full = np.array([name == Stored.PARAM_FULL for name in category], bool)
+        self._full = np.where(full, np.cumsum(full) - 1, NONE)
+        self._parameters = _FullParameters(blocks.take(np.flatnonzero(full)), timeline, event_params, params)
+
+    def at(self, ts: int, alive: Ints | Flags, allocated_bytes: int) -> dict[str, tuple[int, int]]:
+        """Bytes and number of blocks by category.
+
+        Args:
+            ts: the moment, ns.
+            alive: rows of the blocks that were alive then, or a flag for each block.
+            allocated_bytes: what the curve says was allocated.
+
+        Returns:
+            Categories that hold a block, and always ``unattributed``; the bytes sum to ``allocated_bytes``.
+        """
+        code, full = self._code[alive], self._full[alive]
+        gathered = np.flatnonzero(full != NONE)
+        code[gathered] = self._parameters.codes(ts, full[gathered])
+        count = np.bincount(code, minlength=len(NAMES))
+        size = np.zeros(len(NAMES), np.int64)
+        np.add.at(size, code, self._size[alive])
+        size[_UNATTRIBUTED] = allocated_bytes - (size.sum() - size[_UNATTRIBUTED])
+        return {
+            name: (int(size[place]), int(count[place]))
+            for place, name in enumerate(NAMES) if count[place] or place == _UNATTRIBUTED
+        }
+
+
+def _unregistered_codes(blocks: pa.Table, timeline: Timeline) -> Ints:
+    """Rules 3 to 6, for all blocks (the caller overrules the registered ones)."""
+    born = ints(blocks["born_ns"], BEFORE)
+    gone = ints(blocks["free_requested_ns"], ALIVE)
+    code = np.full(len(born), _UNATTRIBUTED)
+    phase_row = np.asarray(timeline.phases.innermost.at(born))
+    in_phase = phase_row != NONE
+    phase_end = np.where(in_phase, _pick(timeline.phases.end, phase_row), BEFORE)
+    forward_phase = _pick(_is_in(timeline.phases.rows["phase"], (Phase.FORWARD, Phase.EVAL)), phase_row) & in_phase
+    module_row = timeline.modules.innermost.at(born)
+    forward = _pick(_is_in(timeline.modules.rows["direction"], ("forward",)), module_row) & (module_row != NONE)
+    module_end = _pick(timeline.modules.end, module_row)
+
+    scope_end = np.where(forward, module_end, phase_end)
+    code[(in_phase | forward) & (gone <= scope_end)] = _CODE["workspace"]
+    step = np.where(in_phase, _pick(ints(timeline.phases.rows["step"]), phase_row), -1)
+    next_step_end = timeline.step_end(np.minimum(step + 1, timeline.last_step))
+    short = (gone <= next_step_end) | (step >= timeline.last_step)
+    code[(forward | forward_phase) & (gone > scope_end) & short] = _CODE["activations"]
+    event_row = timeline.events.innermost.at(born)
+    gathering = _is_in(timeline.events.rows["kind"], (*_LAUNCHES, Kind.WAIT))
+    code[_pick(gathering, event_row) & (event_row != NONE)] = _CODE["gather_buffers"]
+    code[born == BEFORE] = _UNATTRIBUTED
+    return code
+
+
+class _FullParameters:
+    """State of gathered parameters over time (rule 2)."""
+
+    def __init__(self, blocks: pa.Table, timeline: Timeline, event_params: pa.Table, params: pa.Table) -> None:
+        self._timeline = timeline
+        count = blocks.num_rows
+        self._released = ints(blocks["released_ns"], ALIVE)
+        self._prefetch = np.zeros(count, bool)
+        self._gather = np.zeros(count, bool)
+        self._waited = np.full(count, ALIVE)
+        self._begun = np.full(count, ALIVE)
+        launches, waits, users = _moves(timeline, event_params, params)
+        runs = _runs(timeline)
+        pairs: list[tuple[int, int]] = []
+        param_ids, births = ints(blocks["param_id"]).tolist(), ints(blocks["born_ns"], BEFORE).tolist()
+        for row, (param, born) in enumerate(zip(param_ids, births, strict=True)):
+            times, kinds = launches.get(param, ((), ()))
+            place = bisect_right(times, born) - 1
+            kind = kinds[place] if place >= 0 else None
+            launched = times[place] if place >= 0 else born
+            self._prefetch[row], self._gather[row] = kind == Kind.PREFETCH, kind == Kind.GATHER
+            ends = waits.get(param, ())
+            after = bisect_left(ends, launched)
+            if after < len(ends):
+                self._waited[row] = ends[after]
+            elif kind is None:
+                self._waited[row] = BEFORE
+            for module in users.get(param, ()):
+                pairs.append((row, module))
+                starts, run_ends = runs.get(module, ((), ()))
+                run = bisect_right(run_ends, born)
+                if run < len(starts):
+                    self._begun[row] = min(int(self._begun[row]), starts[run])
+        # Modules that use each parameter, one after the other; those of row r are at first[r] .. first[r + 1].
+        self._users = np.array([module for _, module in pairs], np.int64)
+        self._first = np.searchsorted(np.array([row for row, _ in pairs], np.int64), np.arange(count + 1))
+
+    def codes(self, ts: int, rows: Ints) -> Ints:
+        """Category codes at a moment of the full parameters in ``rows``, which must be alive."""
+        first, count = self._first[rows], self._first[rows + 1] - self._first[rows]
+        place = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
+        runs = np.isin(self._users[place], self._timeline.running_modules(ts))
+        running = np.zeros(len(rows), bool)
+        running[np.repeat(np.arange(len(rows)), count)[runs]] = True
+        waiting = self._waited[rows] > ts
+        coming = ~waiting & (self._begun[rows] > ts) & (self._begun[rows] != ALIVE)
+        conditions = [
+            self._released[rows] <= ts, self._gather[rows] | running, waiting & self._prefetch[rows], waiting | coming,
+        ]  # fmt: skip
+        names = ["released_but_alive", "gathered_in_use", "prefetched_ahead", "gathered_in_use"]
+        return np.select(conditions, [_CODE[name] for name in names], _CODE["kept_for_reuse"])
+
+
+Times = dict[int, tuple[list[int], list[str]]]
+
+
+def _moves(
+    timeline: Timeline, event_params: pa.Table, params: pa.Table
+) -> tuple[Times, dict[int, list[int]], dict[int, set[int]]]:
+    """By parameter: launches (times, kinds), ends of waits, and modules that use it."""
+    events = timeline.events.rows
+    at = Lookup(events["event_id"]).find(event_params["event_id"])
+    known = event_params.filter(pc.is_valid(at))
+    row = ints(pc.drop_null(at))
+    order = np.argsort(timeline.events.start[row], kind="stable")
+    kinds, modules = events["kind"].to_pylist(), ints(events["module_id"])
+    param_ids = ints(known["param_id"])
+    launches: Times = defaultdict(lambda: ([], []))
+    waits: dict[int, list[int]] = defaultdict(list)
+    users: dict[int, set[int]] = defaultdict(set)
+    for place in order.tolist():
+        event, param = int(row[place]), int(param_ids[place])
+        kind = kinds[event]
+        if kind in _LAUNCHES:
+            launches[param][0].append(int(timeline.events.start[event]))
+            launches[param][1].append(kind)
+        elif kind == Kind.WAIT:
+            waits[param].append(int(timeline.events.end[event]))
+        if kind in _USES and modules[event] >= 0:
+            users[param].add(int(modules[event]))
+    for param, module in zip(ints(params["param_id"]).tolist(), ints(params["module_id"]).tolist(), strict=True):
+        users[param].add(module)
+    for ends in waits.values():
+        ends.sort()
+    return launches, waits, users
+
+
+def _runs(timeline: Timeline) -> dict[int, tuple[list[int], list[int]]]:
+    """Starts and ends of each module's runs, in time order."""
+    runs: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    module = ints(timeline.modules.rows["module_id"])
+    for row in np.argsort(timeline.modules.start, kind="stable").tolist():
+        starts, ends = runs[int(module[row])]
+        starts.append(int(timeline.modules.start[row]))
+        ends.append(int(timeline.modules.end[row]))
+    return runs
+
+
+def _is_in(column: pa.ChunkedArray, values: tuple[str, ...]) -> Flags:
+    wanted = {str(value) for value in values}
+    return np.array([value in wanted for value in column.to_pylist()], bool)
+
+
+def _pick(values: np.ndarray, rows: Ints) -> np.ndarray:
+    """``values[rows]`` where a row of -1, or any row of nothing, gives a value that the caller masks out."""
+    return values[rows] if len(values) else np.zeros(len(rows), values.dtype)

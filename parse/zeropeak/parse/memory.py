@@ -1,0 +1,292 @@
+"""The memory of one rank: which source tells it, its curve, and its blocks with their owners."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zeropeak.parse.alive import Alive
+from zeropeak.parse.blocks import (
+    ALIVE,
+    BEFORE,
+    MENDS,
+    REUSED,
+    STORAGE_ENDED,
+    Blocks,
+    Events,
+    close_at_storage_end,
+    match_storages,
+    pair,
+)
+from zeropeak.parse.curve import Curve, Edges, edges
+from zeropeak.parse.lookup import ints
+from zeropeak.parse.recorded import recorded
+from zeropeak.parse.registered import block_table, unmatched_table
+
+if TYPE_CHECKING:
+    from zeropeak.parse.stats import StatsScope
+    from zeropeak.parse.timeline import Timeline
+
+    Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
+    Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+
+SEGMENTS: Final = ("segment_alloc", "segment_free")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of one rank on its main device.
+
+    Attributes:
+        source: kineto, snapshot or counters; None when nothing tells the curve.
+        device: main device.
+        curve: allocated bytes over time; None when nothing tells it.
+        blocks: rows of memory_blocks of the main device.
+        events: rows of memory_events, all devices.
+        other_blocks: rows of memory_blocks of other devices.
+    """
+
+    source: str | None
+    device: str | None
+    curve: Curve | None
+    blocks: pa.Table
+    events: pa.Table
+    other_blocks: pa.Table
+    _by_position: Alive
+    _by_time: Alive
+    _first_by_time: int
+
+    def alive(self, position: int, ts: int) -> Ints:
+        """Rows of ``blocks`` that the curve counts at a position; ``ts`` is its time."""
+        return np.concatenate([self._by_position.rows(position), self._first_by_time + self._by_time.rows(ts)])
+
+
+def from_allocator(
+    events: pa.Table,
+    known: pa.Table,
+    source: str,
+    storages: pa.Table,
+    timeline: Timeline,
+    device: str | None,
+    span: tuple[int, int],
+    slack_ns: int,
+    stats: StatsScope,
+) -> Memory:
+    """Build blocks and curve from a profiler's alloc and free events.
+
+    Args:
+        events: rows of memory_events of one rank and one source, as recorded, on the run's clock.
+        known: rows of memory_blocks, where the source tells lifetimes itself; empty otherwise.
+        source: kineto or snapshot.
+        storages: registered storages (memory_blocks rows of the event log), on the run's clock.
+        timeline: the rank's events.
+        device: the rank's device by its own account; a name without an index takes the busiest of that kind.
+        span: first and last moment that the source speaks for, ns.
+        slack_ns: error of the source's clock fit.
+        stats: takes the counts of mends.
+    """
+    main = _main_device(events["device"], device)
+    parts = []
+    for name in pc.unique(events["device"]).to_pylist():
+        owned = storages if name == main else storages.slice(0, 0)
+        rows, told = _of_device(events, name), _of_device(known, name)
+        parts.append((name, *_device_memory(rows, told, name, source, owned, timeline, slack_ns, stats)))
+    all_events = pa.concat_tables([part[1] for part in parts])
+    others = pa.concat_tables([part[2] for part in parts if part[0] != main] or [parts[0][2].slice(0, 0)])
+    _, _, blocks, matched, order = next(part for part in parts if part[0] == main)
+    curve = Curve(order.ts, order.allocated, order.baseline_bytes, *span)
+    loose = storages.filter(pa.array(matched < 0))
+    stats.count("storages_without_block", loose.num_rows, "info", "registered storages that the profiler did not see")
+    counted = order.baseline_bytes > int(np.maximum(0, blocks_before(blocks)).sum())
+    loose_rows = unmatched_table(loose, timeline, main, blocks.num_rows)
+    born, gone = ints(loose_rows["born_ns"]), ints(loose_rows["freed_ns"], ALIVE)
+    never = ~((born <= span[0]) & counted)
+    joined = pa.concat_tables([blocks, loose_rows], promote_options="permissive")
+    return Memory(
+        source, main, curve, joined, all_events, _renumber(others, joined.num_rows),
+        Alive(order.birth_position, order.end_position), Alive(np.where(never, ALIVE, born), gone), blocks.num_rows,
+    )
+
+
+def reserved_curve(memory: Memory, segments: pa.Table | None, samples: pa.Table) -> Curve | None:
+    """Reserved bytes over time: from segments, else from the totals beside allocator events, else from counters.
+
+    Args:
+        memory: the rank's memory.
+        segments: memory_events rows of nsys, or None.
+        samples: columns ts_ns and reserved_bytes, no nulls.
+    """
+    for rows in (segments, memory.events):
+        if rows is not None and "reserved_bytes" in rows.schema.names:
+            mine = rows.filter(pc.and_(pc.is_valid(rows["reserved_bytes"]), pc.equal(rows["device"], memory.device)))
+            if mine.num_rows and pc.max(mine["reserved_bytes"]).as_py() > 0:
+                return _sampled(mine.select(["ts_ns", "reserved_bytes"]), "reserved_bytes")
+    return _sampled(samples, "reserved_bytes")
+
+
+def _sampled(rows: pa.Table, column: str) -> Curve | None:
+    """A curve through samples."""
+    if not rows.num_rows:
+        return None
+    ts, value = ints(rows["ts_ns"]), ints(rows[column])
+    order = np.argsort(ts, kind="stable")
+    ts, value = ts[order], value[order]
+    return Curve(ts, value, int(value[0]), int(ts[0]), int(ts[-1]), sampled=True)
+
+
+def blocks_before(blocks: pa.Table) -> Ints:
+    """Sizes of the blocks from before the known history."""
+    return ints(blocks.filter(pc.is_null(blocks["born_ns"]))["size_bytes"])
+
+
+def from_counters(
+    samples: pa.Table, storages: pa.Table, timeline: Timeline, device: str | None, span: tuple[int, int] | None
+) -> Memory:
+    """Curve from the allocator's counters at events, blocks from the registered storages only.
+
+    Args:
+        samples: columns ts_ns and allocated_bytes (no nulls), any order; may be empty.
+        storages: registered storages (memory_blocks rows of the event log), on the run's clock.
+        timeline: the rank's events.
+        device: the rank's device.
+        span: first and last moment of the log; None when it is empty.
+    """
+    blocks = unmatched_table(storages, timeline, device, 0)
+    curve = _sampled(samples, "allocated_bytes")
+    if curve is not None and span is not None:
+        curve = replace(curve, start_ns=span[0], end_ns=span[1])
+    nothing = pa.table({"ts_ns": pa.array([], pa.int64())})
+    return Memory(
+        "counters" if curve else None, device, curve, blocks, nothing, blocks.slice(0, 0),
+        Alive(np.empty(0, np.int64), np.empty(0, np.int64)),
+        Alive(ints(blocks["born_ns"]), ints(blocks["freed_ns"], ALIVE)), 0,
+    )
+
+
+def _of_device(rows: pa.Table, device: str | None) -> pa.Table:
+    return rows.filter(pc.is_null(rows["device"]) if device is None else pc.equal(rows["device"], device))
+
+
+def _device_memory(
+    rows: pa.Table,
+    told: pa.Table,
+    device: str | None,
+    source: str,
+    storages: pa.Table,
+    timeline: Timeline,
+    slack_ns: int,
+    stats: StatsScope,
+) -> tuple[pa.Table, pa.Table, Ints, Edges]:
+    """memory_events rows, memory_blocks rows, block of each storage, and the order of births and ends."""
+    moves = pc.is_in(rows["action"], pa.array(["alloc", "free"]))
+    if told.num_rows:
+        blocks, order = recorded(rows.filter(moves), told, stats)
+        matched = match_storages(blocks, ints(storages["address"]), ints(storages["born_ns"]), slack_ns)
+        table = block_table(blocks, matched, storages, timeline, device or "", source)
+        for name in ("free_requested_ns", "freed_ns", "stream", "mend"):
+            place = table.schema.get_field_index(name)
+            values = told[name].combine_chunks()
+            table = table.append_column(name, values) if place < 0 else table.set_column(place, name, values)
+        return rows, table, matched, order
+    rest, rows = rows.filter(pc.invert(moves)), rows.filter(moves)
+    alloc = pc.equal(rows["action"], "alloc").to_numpy(zero_copy_only=False)
+    if rows["address"].null_count:
+        stats.count("memory_events_without_address", rows["address"].null_count, "lost",
+                    "the trace has sizes but no addresses (torch before 1.11): a curve, no blocks")
+        table, order = _without_blocks(rows, alloc)
+        blocks = pair(Events(*(np.empty(0, kind) for kind in (np.int64, bool, np.int64, np.int64))))
+        matched = np.full(storages.num_rows, -1)
+        return table, block_table(blocks, matched, storages, timeline, device or "", source), matched, order
+    events = Events(ints(rows["ts_ns"]), alloc, ints(rows["address"]), ints(rows["size_bytes"]))
+    blocks = pair(events)
+    matched = match_storages(blocks, ints(storages["address"]), ints(storages["born_ns"]), slack_ns)
+    ended = ints(storages["freed_ns"], ALIVE)
+    blocks = close_at_storage_end(blocks, matched, ended)
+    order = edges(blocks, _reported_baseline(rows, events) if device != "cpu" else None)
+    _count_mends(blocks, stats)
+    table = _event_table(rows, blocks, order, device, source)
+    if rest.num_rows:
+        table = pa.concat_tables([table, rest], promote_options="permissive")
+    return table, block_table(blocks, matched, storages, timeline, device or "", source), matched, order
+
+
+def _without_blocks(rows: pa.Table, alloc: Flags) -> tuple[pa.Table, Edges]:
+    """The curve of events that name no addresses; it starts as high as keeps it from going below zero."""
+    by_time = np.argsort(ints(rows["ts_ns"]), kind="stable")
+    rows, alloc = rows.take(pa.array(by_time)), alloc[by_time]
+    total = np.cumsum(np.where(alloc, ints(rows["size_bytes"]), -ints(rows["size_bytes"])))
+    baseline = max(0, -int(total.min())) if len(total) else 0
+    place = rows.schema.get_field_index("allocated_bytes")
+    column = pa.array(total + baseline)
+    rows = rows.append_column("allocated_bytes", column) if place < 0 else rows.set_column(
+        place, "allocated_bytes", column)
+    nothing = np.empty(0, np.int64)
+    return rows, Edges(ints(rows["ts_ns"]), nothing, alloc, total + baseline, baseline, nothing, nothing)
+
+
+def _reported_baseline(rows: pa.Table, events: Events) -> int | None:
+    """Allocated before the first event, by the source's own running total; None when it has none."""
+    if "allocated_bytes" not in rows.schema.names or not rows.num_rows or rows["allocated_bytes"].null_count:
+        return None
+    first = int(np.argmin(events.ts))
+    signed = int(events.size[first]) * (1 if events.alloc[first] else -1)
+    return int(rows["allocated_bytes"][first].as_py()) - signed
+
+
+def _count_mends(blocks: Blocks, stats: StatsScope) -> None:
+    for code, detail in (
+        (REUSED, "frees that the profiler missed, seen because the address was allocated again"),
+        (STORAGE_ENDED, "frees that the profiler missed, seen by the event log when the tensor died"),
+    ):
+        mended = blocks.mend == code
+        name = str(MENDS[code]).replace("-", "_")
+        stats.count(f"mend_{name}", int(mended.sum()), "mended", detail)
+        stats.count(f"mend_{name}_bytes", int(blocks.size[mended].sum()), "mended", "their bytes")
+    before = blocks.born == BEFORE
+    stats.count("blocks_before_history", int(before.sum()), "info", "blocks born before the profiler started")
+    stats.count("blocks_before_history_bytes", int(blocks.size[before].sum()), "info", "their bytes")
+    stats.count("frees_without_alloc", blocks.unseen_frees, "lost", "frees of blocks whose birth was not reported")
+    stats.count("free_size_differs", blocks.size_differs, "mended", "frees that reported another size than the birth")
+
+
+def _event_table(rows: pa.Table, blocks: Blocks, order: Edges, device: str | None, source: str) -> pa.Table:
+    """Rows of memory_events in time order: recorded ones, and the frees that were added."""
+    row = np.where(order.birth, blocks.alloc_row[order.block], blocks.free_row[order.block])
+    recorded = pa.array(row, pa.int64(), mask=row < 0)
+    mend = np.where(order.birth | (row >= 0), 0, blocks.mend[order.block])
+    count = len(row)
+    columns = {
+        "device": pa.repeat(pa.scalar(device, pa.string()), count),
+        "ts_ns": order.ts,
+        "action": pc.if_else(pa.array(order.birth), "alloc", "free"),
+        "address": blocks.address[order.block],
+        "size_bytes": blocks.size[order.block],
+        "allocated_bytes": order.allocated,
+        "mend": pa.array(MENDS, pa.string()).take(pa.array(mend)),
+        "source": pa.repeat(pa.scalar(source), count),
+    }
+    for name in ("reserved_bytes", "stream", "thread_id"):
+        if name in rows.schema.names:
+            columns[name] = pc.take(rows[name].combine_chunks(), recorded)
+    return pa.table(columns)
+
+
+def _main_device(devices: pa.ChunkedArray, wanted: str | None) -> str | None:
+    """The device in the events that the rank means; the busiest accelerator, else the busiest, when it does not say."""
+    counts = {row["values"]: row["counts"] for row in pc.value_counts(devices).to_pylist()}
+    if wanted in counts:
+        return wanted
+    for kind in (wanted or "cuda", "cuda", "cpu"):
+        some = [name for name in counts if name is not None and name.split(":")[0] == kind.split(":")[0]]
+        if some:
+            return str(max(some, key=lambda name: (counts[name], name)))
+    return max(counts, key=lambda name: counts[name]) if counts else None
+
+
+def _renumber(blocks: pa.Table, first: int) -> pa.Table:
+    place = blocks.schema.get_field_index("block_id")
+    return blocks.set_column(place, "block_id", pa.array(np.arange(first, first + blocks.num_rows)))

@@ -1,0 +1,204 @@
+"""All tables of one rank, from its event log and its traces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zeropeak.parse.composition import Composition
+from zeropeak.parse.lookup import ints
+from zeropeak.parse.memory import Memory, from_allocator, from_counters, reserved_curve
+from zeropeak.parse.peaks import mark_tables, peak_tables
+from zeropeak.parse.placing import Trace, clock_row, place
+from zeropeak.parse.schema import BY_NAME
+from zeropeak.parse.timeline import Timeline
+
+if TYPE_CHECKING:
+    from zeropeak.parse.manifest import RankInfo
+    from zeropeak.parse.stats import Stats
+    from zeropeak.parse.writer import TableFiles
+
+SLACK_NS: Final = 1_000_000
+"""Upper bound on how far a storage's registration may seem to precede its block's birth."""
+
+FROM_LOG: Final = ("zero_events", "zero_event_params", "phases", "module_ranges", "modules", "params", "retained")
+
+
+@dataclass
+class RankInput:
+    """Everything that is known about one rank before its tables are made.
+
+    Attributes:
+        rank: global rank.
+        log: tables of the event log, already on the run's clock; empty tables when it has none.
+        info: its ``rank.json``.
+        traces: kineto and snapshot traces.
+        segments: memory_events rows of nsys (reserved memory), on the run's clock.
+        nvtx_ids: event ids of the NVTX ranges that nsys saw of this rank; None without nsys.
+        cut: whether the log or the rank ended early.
+        log_file: its name in import_stats; '' for a rank without an event log.
+        world_size: ranks of the job, where the files say.
+        pid: process id, where only the traces say.
+        span: first and last time of what was seen of the rank, where there is no log.
+        log_written: the tables of ``log`` are on disk already.
+    """
+
+    rank: int
+    log: dict[str, pa.Table]
+    info: RankInfo | None
+    traces: list[Trace] = field(default_factory=list)
+    segments: pa.Table | None = None
+    nvtx_ids: Any = None
+    cut: bool = False
+    log_file: str = ""
+    world_size: int | None = None
+    pid: int | None = None
+    span: tuple[int, int] | None = None
+    log_written: bool = False
+
+
+def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
+    """Make and write all tables of one rank."""
+    rank, log = given.rank, given.log
+    timeline = Timeline(log["zero_events"], log["module_ranges"], log["phases"])
+    begun = _begin_times(log)
+    device = given.info.device if given.info else None
+    for name in () if given.log_written else FROM_LOG:
+        writer.write(name, log[name], rank)
+    memory: Memory | None = None
+    partial = False
+    for trace in sorted(given.traces, key=lambda trace: trace.source.reader != "snapshot"):
+        placed = place(trace, begun, writer, rank)
+        clock, span = placed.clock, placed.span
+        writer.write("clocks", clock_row(trace.source.reader, clock), rank)
+        scope = stats.scope(trace.file, trace.source.reader, rank)
+        events, told = placed.table("memory_events"), placed.table("memory_blocks")
+        if not events.num_rows:
+            continue
+        if memory is not None:
+            scope.count("memory_events_unused", events.num_rows, "info", f"the curve is taken from {memory.source}")
+            continue
+        memory = from_allocator(
+            events,
+            told,
+            trace.source.reader,
+            log["memory_blocks"],
+            timeline,
+            device or trace.source.device,
+            span,
+            SLACK_NS if clock.residual_max_ns is None else min(SLACK_NS, clock.residual_max_ns),
+            scope,
+        )
+        partial = trace.source.partial
+    if memory is None:
+        samples = _samples(log, "allocated")
+        memory = from_counters(samples, log["memory_blocks"], timeline, device, _window(log))
+    writer.write("memory_events", memory.events, rank)
+    writer.write("memory_blocks", memory.blocks, rank)
+    writer.write("memory_blocks", memory.other_blocks, rank)
+    if given.segments is not None:
+        writer.write("memory_events", given.segments, rank)
+    composition = Composition(memory.blocks, timeline, log["zero_event_params"], log["params"])
+    marks, mark_parts = mark_tables(memory, composition, log["marks"])
+    writer.write("marks", marks, rank)
+    writer.write("mark_composition", mark_parts, rank)
+    window = _window(log) or given.span or _curve_window(memory)
+    if window is not None:
+        reserved = reserved_curve(memory, given.segments, _samples(log, "reserved"))
+        peaks, parts = peak_tables(memory, composition, timeline, marks, window, reserved)
+        writer.write("peaks", peaks, rank)
+        writer.write("peak_composition", parts, rank)
+    partial |= window is not None and (memory.curve is None or not memory.curve.covers(*window))
+    writer.write("ranks", _rank_row(given, memory, window, partial), rank)
+    _check_join(given, begun, stats)
+
+
+def _begin_times(log: dict[str, pa.Table]) -> tuple[Any, Any]:
+    """Ids and begin times of all events of the log."""
+    tables = [log[name].select(["event_id", "start_ns"]) for name in ("zero_events", "module_ranges", "phases")]
+    joined = pa.concat_tables(tables)
+    return ints(joined["event_id"]), ints(joined["start_ns"])
+
+
+def _samples(log: dict[str, pa.Table], what: str) -> pa.Table:
+    """The allocator's counters (``allocated`` or ``reserved``) at events and marks."""
+    found = []
+    for table, time, value in (
+        ("zero_events", "start_ns", f"{what}_before_bytes"), ("zero_events", "end_ns", f"{what}_after_bytes"),
+        ("module_ranges", "start_ns", f"{what}_before_bytes"), ("module_ranges", "end_ns", f"{what}_after_bytes"),
+        ("marks", "ts_ns", f"{what}_bytes"),
+    ):
+        if value in log[table].schema.names:
+            found.append(log[table].select([time, value]).rename_columns(["ts_ns", f"{what}_bytes"]))
+    samples = pa.concat_tables(found)
+    return samples.filter(pc.and_(pc.is_valid(samples["ts_ns"]), pc.is_valid(samples[f"{what}_bytes"])))
+
+
+def _window(log: dict[str, pa.Table]) -> tuple[int, int] | None:
+    """First and last time that the log speaks of."""
+    times = [
+        ints(pc.drop_null(log[table][column]))
+        for table, column in (
+            ("zero_events", "start_ns"), ("zero_events", "end_ns"), ("module_ranges", "start_ns"),
+            ("module_ranges", "end_ns"), ("phases", "start_ns"), ("phases", "end_ns"), ("marks", "ts_ns"),
+        )
+    ]
+    joined = np.concatenate(times)
+    return (int(joined.min()), int(joined.max())) if len(joined) else None
+
+
+def _curve_window(memory: Memory) -> tuple[int, int] | None:
+    """First and last time of the curve, for a rank without a log."""
+    curve = memory.curve
+    return (int(curve.ts[0]), int(curve.ts[-1])) if curve is not None and len(curve.ts) else None
+
+
+def _rank_row(given: RankInput, memory: Memory, window: tuple[int, int] | None, partial: bool) -> pa.Table:
+    info = given.info
+    raw = info.raw if info else {}
+    status = (info.ended if info else None) or ("cut" if given.log_file else None)
+    return pa.Table.from_pylist([{
+        "rank": given.rank,
+        "world_size": raw.get("world_size", given.world_size),
+        "pid": info.pid if info else given.pid,
+        "node": info.node if info else None,
+        "device": memory.device or raw.get("device") or _segments_device(given.segments),
+        "device_name": raw.get("device_name"),
+        "device_total_bytes": raw.get("device_total_bytes"),
+        "status": status,
+        "first_ns": window[0] if window else None,
+        "last_ns": window[1] if window else None,
+        "linear_wrapped": raw.get("linear_wrapped"),
+        "memory_source": memory.source,
+        "memory_partial": partial if memory.source else None,
+    }], schema=BY_NAME["ranks"].arrow)
+
+
+def _segments_device(segments: pa.Table | None) -> str | None:
+    """Device of the most segments."""
+    if segments is None or not segments.num_rows:
+        return None
+    counts = pc.value_counts(segments["device"]).to_pylist()
+    return str(max(counts, key=lambda row: row["counts"])["values"])
+
+
+def _check_join(given: RankInput, begun: tuple[Any, Any], stats: Stats) -> None:
+    """Every NVTX range of ours must be one event of the log; in a whole run the other way round, too."""
+    if given.nvtx_ids is None or not given.log_file:
+        return
+    scope = stats.scope(given.log_file, "nsys", given.rank)
+    ids, counts = np.unique(given.nvtx_ids, return_counts=True)
+    known = np.unique(begun[0])
+    scope.count("nvtx_joined", int(np.isin(ids, known).sum()), "info", "NVTX ranges with their event-log row")
+    scope.count("nvtx_doubled", int((counts - 1).sum()), "error", "NVTX ranges with an id that another one has")
+    scope.count("nvtx_without_event", int((~np.isin(ids, known)).sum()), "error",
+                "NVTX ranges whose event is not in the event log")
+    if not given.cut:
+        scope.count("event_without_nvtx", int((~np.isin(known, ids)).sum()), "error",
+                    "events of the log whose NVTX range nsys did not record")
+
+

@@ -1,0 +1,76 @@
+"""One job a rank, in this process or in several."""
+
+from __future__ import annotations
+
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from zeropeak.parse.writer import TableFiles
+from zeropeak.profile.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from zeropeak.parse.stats import Stats
+
+WORTH_A_PROCESS_BYTES: Final = 4 << 20
+"""A rank's traces below this are read in about the time that a process takes to start (0.7 s)."""
+
+
+class Job(Protocol):
+    """What a rank's tables are made of; must pickle."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the tables go."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the files to read."""
+
+
+J = TypeVar("J", bound=Job)
+
+
+def do(
+    jobs: Sequence[J], make: Callable[[J, TableFiles], Stats], workers: int | None = None
+) -> Iterator[tuple[J, dict[str, int], Stats]]:
+    """Do jobs, in several processes where that pays; yields each job with rows by table and counts.
+
+    Args:
+        jobs: one a rank.
+        make: writes a job's tables; a function at the top of a module.
+        workers: processes; None: as many as there are cores; 1: none beside this one.
+
+    Raises:
+        TraceError: that of the first job that failed.
+    """
+    heavy = sum(job.size_bytes >= WORTH_A_PROCESS_BYTES for job in jobs)
+    count = min(workers or multiprocessing.cpu_count(), heavy)
+    if count < 2:
+        for job in jobs:
+            yield job, *_do_one(job, make)
+        return
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(_do_one, job, make) for job in jobs]
+        for job, future in zip(jobs, futures, strict=True):
+            try:
+                outcome = future.result()
+            except TraceError:
+                pool.shutdown(cancel_futures=True)
+                raise
+            yield job, *outcome
+
+
+def _do_one(job: J, make: Callable[[J, TableFiles], Stats]) -> tuple[dict[str, int], Stats]:
+    files = TableFiles(job.folder)
+    done = False
+    try:
+        stats = make(job, files)
+        done = True
+    finally:
+        if not done:
+            files.abandon()
+    return files.close(), stats

@@ -1,0 +1,113 @@
+"""Other people's nsys exports and ours from H200 GPUs, counted a second time with plain sqlite3."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+import sqlite3
+import tarfile
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from zeropeak.parse.foreign import parse_files
+from zeropeak.profile.errors import TraceError
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+CASES = sorted((SHARED / "cases" / "nsys").glob("*.sqlite"))
+SMALL = SHARED / "captures" / "nsys2025.3_small_4ranks.sqlite.xz"
+GIB = 1 << 30
+
+needs_cases = pytest.mark.skipif(not CASES, reason="the folder shared/cases lies not beside the checkout")
+needs_captures = pytest.mark.skipif(not SMALL.is_file(), reason="the folder shared/captures lies not beside it")
+
+
+def count(path: Path, query: str) -> int:
+    db = sqlite3.connect(path)
+    try:
+        return int(db.execute(query).fetchone()[0] or 0)
+    except sqlite3.OperationalError:
+        return 0
+    finally:
+        db.close()
+
+
+def rows(out: Path, table: str) -> pd.DataFrame:
+    return pd.read_parquet(out / "tables" / table)
+
+
+@needs_cases
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_all_rows_of_public_exports_arrive(path: Path, tmp_path: Path) -> None:
+    parse_files([path], tmp_path)
+    kernels = rows(tmp_path, "kernels")
+    for category in ("kernel", "memcpy", "memset"):
+        table = f"CUPTI_ACTIVITY_KIND_{category.upper()}"
+        assert (kernels["category"] == category).sum() == count(path, f"SELECT count(*) FROM {table}")
+    for category in ("memcpy", "memset"):
+        expected = count(path, f"SELECT sum(bytes) FROM CUPTI_ACTIVITY_KIND_{category.upper()}")
+        assert kernels.loc[kernels["category"] == category, "size_bytes"].sum() == expected
+    ranges = "SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN (34, 59, 60)"
+    assert len(rows(tmp_path, "nvtx_ranges")) == count(path, ranges)
+
+
+@needs_captures
+def test_a_stock_deepspeed_trace_gives_events_and_reserved_memory_of_four_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "small.sqlite"
+    with lzma.open(SMALL) as packed, path.open("wb") as plain:
+        shutil.copyfileobj(packed, plain)
+    parse_files([path], tmp_path)
+    events = rows(tmp_path, "zero_events")
+    kinds = events.groupby(["rank", "kind"]).size().unstack()
+    assert kinds.index.tolist() == [0, 1, 2, 3]
+    named = "SELECT count(*) FROM NVTX_EVENTS JOIN StringIds ON id = textId WHERE value LIKE '%{}'"
+    assert kinds["free"].sum() == count(path, named.format("free_param"))
+    assert kinds["step"].sum() == count(path, named.format("Optimizer_Stage3.step"))
+    launched = count(path, named.format("Coordinator.__all_gather_params"))
+    assert kinds["fetch"].sum() + kinds["prefetch"].sum() == launched
+    assert (kinds["prefetch"] == 2).all()
+    memory = rows(tmp_path, "memory_events")
+    for rank, part in memory.groupby("rank"):
+        assert part.sort_values("ts_ns")["reserved_bytes"].iloc[-1] == 2_290_354_176 - 106_954_752, rank
+    phases = rows(tmp_path, "phases")
+    assert phases.groupby(["rank", "phase"]).size().tolist() == [3] * 12
+
+
+@needs_cases
+def test_a_truncated_export_is_refused(tmp_path: Path) -> None:
+    whole = CASES[-1].read_bytes()
+    cut = tmp_path / "cut.sqlite"
+    cut.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(TraceError, match=r"cut\.sqlite: damaged or half-written"):
+        parse_files([cut], tmp_path / "out")
+
+
+@needs_captures
+@pytest.mark.h200
+@pytest.mark.parametrize("case", ["s2m0", "s3m0", "s3m1"])
+@pytest.mark.parametrize("kind", ["kineto", "snapshot"])
+def test_curves_of_the_full_size_runs_are_exact_at_every_mark(case: str, kind: str, tmp_path: Path) -> None:
+    with tarfile.open(SHARED / "captures" / f"pythia6.9b_2xH200_{case}.tar") as tar:
+        tar.extractall(tmp_path / "in", filter="data")
+    parse_files(sorted((tmp_path / "in").rglob(f"{kind}_r*")), tmp_path / "out")
+    truth = json.loads((SHARED / "captures" / "truth_pythia6.9b_2xH200.json").read_text())[case]
+    memory = rows(tmp_path / "out", "memory_events")
+    for rank in (0, 1):
+        log = pd.read_json(tmp_path / "in" / f"events_r{rank}.json.gz")
+        mine = memory[(memory["rank"] == rank) & (memory["device"] == f"cuda:{rank}")
+                      & memory["action"].isin(["alloc", "free"])]
+        marks = log[log["kind"] == "mark"]
+        begin: object = 0
+        for mark in marks.itertuples():
+            before = mine[mine["ts_ns"] <= mark.t0]
+            if before.empty:
+                continue
+            said = next(row for row in truth if row["rank"] == rank and row["mark"] == mark.name)
+            assert abs(before["allocated_bytes"].iloc[-1] / GIB - said["MA"]) < 0.01
+            if "step" in str(mark.name).split(" ", 1)[1]:
+                begin = mark.t0
+            else:
+                since = before[before["ts_ns"] > begin]
+                assert abs(since["allocated_bytes"].max() / GIB - said["MaxMA"]) < 0.01
