@@ -72,7 +72,7 @@ def at_moment(run: Run, ts_ns: int) -> list[Composition]:
         facts = run.arrow("ranks", rank, ["first_ns", "last_ns", "memory_source"]).to_pylist()[0]
         if facts["memory_source"] != "counters":
             # Registered storages are named within the allocator's blocks; as rows of their own they would count twice.
-            blocks = blocks.filter(pc.not_equal(blocks["source"], "log"))
+            blocks = blocks.filter(pc.fill_null(pc.not_equal(blocks["source"], "log"), True))
         if not blocks.num_rows or not (facts["first_ns"] or 0) <= ts_ns <= (facts["last_ns"] or NEVER):
             continue
         timeline = Timeline(*(run.arrow(name, rank) for name in ("zero_events", "module_ranges", "phases")))
