@@ -74,6 +74,10 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
     for trace in sorted(given.traces, key=lambda trace: trace.source.reader != "snapshot"):
         placed = place(trace, begun, writer, rank)
         clock, span = placed.clock, placed.span
+        if trace.source.reader == "snapshot" and _whole_history(given.info) and (window := _window(log)) is not None:
+            # Nothing was dropped from the ring: where it is silent, before its first and after its last entry, nothing
+            # was allocated or freed.
+            span = (min(span[0], window[0]), max(span[1], window[1]))
         writer.write("clocks", clock_row(trace.source.reader, clock), rank)
         scope = stats.scope(trace.file, trace.source.reader, rank)
         events, told = placed.table("memory_events"), placed.table("memory_blocks")
@@ -115,6 +119,13 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
     partial |= window is not None and (memory.curve is None or not memory.curve.covers(*window))
     writer.write("ranks", _rank_row(given, memory, window, partial), rank)
     _check_join(given, begun, stats)
+
+
+def _whole_history(info: RankInfo | None) -> bool:
+    """Whether the capture recorded the allocator's history from the start into a ring that never filled."""
+    entries = info.raw.get("history_entries") if info else None
+    most = info.raw.get("history_max_entries") if info else None
+    return isinstance(entries, int) and isinstance(most, int) and entries < most
 
 
 def _begin_times(log: dict[str, pa.Table]) -> tuple[Any, Any]:

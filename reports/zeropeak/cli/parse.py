@@ -1,7 +1,7 @@
 """Turn a run's raw files into tables: parquet that pandas reads.
 
 RUN is a run directory, or files and folders that zeropeak did not capture, in any mixture: torch.profiler traces
-(.json, .gz, .xz, .zst), nsys exports (.sqlite, or .nsys-rep when nsys is here) and torch.cuda memory snapshots (.pickle).
+(.json, .gz, .xz, .zst), nsys exports (.sqlite, or .nsys-rep when nsys is here), torch.cuda memory snapshots (.pickle).
 Tables are rewritten; raw files are not touched.
 """
 
