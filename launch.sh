@@ -55,7 +55,7 @@ use_environment_on_path() {
 
 modules_for() { # verb -> the importable names that it needs
   case $1 in
-    parse | report | doctor) echo pandas pyarrow matplotlib msgspec rich ;;
+    parse | report) echo pandas pyarrow matplotlib msgspec rich ;;
     test) echo pandas pyarrow matplotlib msgspec rich nvtx transformers psutil peft pytest hypothesis ruff mypy ;;
     *) echo pandas pyarrow matplotlib msgspec rich nvtx transformers psutil ;;
   esac
@@ -183,6 +183,7 @@ run_checks() {
   say "== pytest"
 }
 
+export ZEROPEAK_PROGRAM=$0 # what help and messages call this
 verb=${1:---help}
 case " $* " in
   "  " | *" --help "* | *" -h "* | " --version ")
@@ -190,7 +191,13 @@ case " $* " in
     PYTHONPATH=$sources exec "$python" -m zeropeak.cli "${@:---help}"
     ;;
 esac
-use_environment "$verb"
+case $verb in
+  nsys | torch | parse | report | setup | test) use_environment "$verb" ;;
+  *)
+    find_python # a verb that does not exist sets nothing up either
+    PYTHONPATH=$sources exec "$python" -m zeropeak.cli "$@"
+    ;;
+esac
 if [[ $verb == test ]]; then
   shift
   cd -- "$here"

@@ -37,6 +37,7 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         (("nsys", "stage3", "--ranks", "0"), "--ranks 0: must be at least 1"),
         (("nsys", "stage3", "--model", "7b"), "neither one of tiny, 70m"),
         (("torch", "stage3", "--set", "zero_optimization.stage=0"), "ZeRO stages 1, 2 and 3"),
+        (("torch", "stage3", "--set", "zero_optimization=3"), "no zero_optimization section"),
         (("report", "runs/x", "--fail-on", "nothing"), "one of retained-after-release"),
     ],
 )
@@ -83,9 +84,10 @@ def test_without_nsys_the_torch_verb_is_the_way_out(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("NSYS", raising=False)
-    code, said = fails(capsys, "nsys", "stage3", "--out", str(tmp_path / "run"))
-    assert code == 1
-    assert "the verb `torch`" in said
+    for _ in range(2):  # and the first try leaves nothing that would stop the second
+        code, said = fails(capsys, "nsys", "stage3", "--out", str(tmp_path / "run"))
+        assert code == 1
+        assert "the verb `torch`" in said
 
 
 def test_nsys_named_by_hand_must_run(

@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "reports": {"reports", "parse", "profile"},
     "cli": {"cli", "reports", "parse", "profile"},
 }
-SHARED_PROFILE_MODULES = {"zeropeak.profile.labels", "zeropeak.profile.errors"}
+SHARED_PROFILE_MODULES = {"zeropeak.profile.labels", "zeropeak.profile.errors", "zeropeak.profile.privacy"}
 
 
 def modules(package: str) -> list[Path]:

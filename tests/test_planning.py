@@ -89,3 +89,17 @@ def test_sizes_are_read_from_a_hugging_face_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"n_layer": 2}')
     with pytest.raises(UsageError, match="n_embd"):
         read_shape(str(tmp_path))
+
+
+def test_gradient_accumulation_is_what_the_configs_batch_means(tmp_path: Path) -> None:
+    path = tmp_path / "seed.json"
+    path.write_text('{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}')
+    assert make_plan(Options(str(path), ranks=4), "torch", []).grad_accum == 16
+    assert make_plan(Options(str(path), ranks=4, grad_accum=2), "torch", []).ds_config["train_batch_size"] == 8
+
+
+def test_broken_training_text_is_said_before_any_rank_starts(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "a\u2028b"}\n{"text": }\n')
+    with pytest.raises(UsageError, match=r"data.jsonl:2:10: not JSON"):
+        make_plan(Options("stage3", data=str(path)), "torch", [])

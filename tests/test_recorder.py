@@ -130,3 +130,12 @@ def test_rows_are_flushed_by_time(tmp_path: Path) -> None:
 def test_a_closed_log_is_a_whole_stream_for_every_name(tmp_path: Path) -> None:
     EventLog(tmp_path, lambda: 0).close()
     assert {path.stem: read(path) for path in tmp_path.glob("*.arrows")} == {name: [] for name in SCHEMAS}
+
+
+def test_an_end_closes_what_an_exception_left_open_inside(tmp_path: Path) -> None:
+    recorder, spy = make(tmp_path)
+    outer = recorder.begin(Kind.RELEASE, "layers.0")
+    recorder.begin(Kind.GATHER, "layers.0.weight")
+    recorder.end(outer)
+    assert spy.calls[-2:] == [("pop", "gather layers.0.weight"), ("pop", "release layers.0")]
+    assert recorder.current() is None

@@ -105,10 +105,27 @@ def stage2(command: Callable[..., Command]) -> Captured:
 
 
 @pytest.fixture(scope="session")
+def one_rank(command: Callable[..., Command]) -> Captured:
+    return command("torch", "stage3-efficient", "--ranks", "1", "--steps", "1").finish()
+
+
+@pytest.fixture(scope="session")
 def interrupted(command: Callable[..., Command]) -> Captured:
     """Ctrl-C in step 1."""
     started = command("nsys", "stage3", "--steps", "500")
     started.read_until("step 0 of 500 done")
+    started.process.send_signal(signal.SIGINT)
+    return started.finish()
+
+
+@pytest.fixture(scope="session")
+def impatient(command: Callable[..., Command]) -> Captured:
+    """SIGHUP (a closed terminal) while the ranks start, and Ctrl-C right after it."""
+    started = command("torch", "stage3", "--ranks", "2")
+    started.read_until("expecting about")
+    time.sleep(3)
+    started.process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
     started.process.send_signal(signal.SIGINT)
     return started.finish()
 

@@ -43,6 +43,12 @@ def test_ranges_are_checked_against_rows_after_a_cut(interrupted: Captured) -> N
     assert stats["nvtx_without_event"].sum() == 0
 
 
+def test_a_closed_terminal_and_an_impatient_user_leave_no_process(impatient: Captured) -> None:
+    """What must not be left is checked after every test of this folder."""
+    assert impatient.exit_code == 130, impatient.output
+    assert manifest(impatient)["status"] == "interrupted"
+
+
 def test_an_exception_names_its_rank_and_message(raised: Captured) -> None:
     assert raised.exit_code == 1, raised.output
     values = manifest(raised)

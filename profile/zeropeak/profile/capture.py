@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from zeropeak.profile.nsys_find import Nsys
     from zeropeak.profile.options import Plan
 
+PLAN: Final = "plan.json"
+
 DISK_CAP: Final = 50 * 2**30
 """Default cap on a run directory; less when the disk has less."""
 
@@ -43,21 +45,43 @@ class Captured:
     size_bytes: int
 
 
-def prepare(run_dir: Path, *, force: bool) -> None:
-    """Make an empty run directory.
+def check_target(run_dir: Path, *, force: bool) -> None:
+    """Raise UsageError when ``run_dir`` is something that must not be overwritten. Changes nothing."""
+    if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
+        return
+    if not run_dir.is_dir() or not ((run_dir / manifest.FILE).is_file() or (run_dir / "raw" / PLAN).is_file()):
+        raise UsageError(f"{run_dir}: exists and is not a run directory; choose another --out")
+    if not force:
+        raise UsageError(f"{run_dir}: exists; --force overwrites it, --out chooses another folder")
+
+
+def check_room(plan: Plan, run_dir: Path, disk_cap: int) -> tuple[int, int]:
+    """Expected size of the capture, and the size at which it is stopped, in bytes.
 
     Raises:
-        UsageError: it exists and ``force`` is false, or it is something else than a run directory.
+        ZeropeakError: the one is more than the other.
+    """
+    place = next(folder for folder in (run_dir.absolute(), *run_dir.absolute().parents) if folder.exists())
+    cap = min(disk_cap, int(shutil.disk_usage(place).free * 0.9))
+    expected = expected_bytes(plan)
+    if expected > cap:
+        raise ZeropeakError(
+            f"{run_dir}: the capture needs about {_mib(expected)} and may take {_mib(cap)}; fewer --steps, another "
+            "--out, or a larger --disk-cap"
+        )
+    return expected, cap
+
+
+def prepare(run_dir: Path) -> None:
+    """Make an empty run directory in place of what is there (see :func:`check_target`).
+
+    Raises:
         ZeropeakError: it cannot be made.
     """
-    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
-        if not run_dir.is_dir() or not (run_dir / manifest.FILE).is_file():
-            raise UsageError(f"{run_dir}: exists and is not a run directory; choose another --out")
-        if not force:
-            raise UsageError(f"{run_dir}: exists; --force overwrites it, --out chooses another folder")
-        shutil.rmtree(run_dir)
     try:
-        (run_dir / "raw").mkdir(parents=True, exist_ok=True)
+        if run_dir.exists():
+            shutil.rmtree(run_dir)
+        (run_dir / "raw").mkdir(parents=True)
     except OSError as problem:
         raise ZeropeakError(f"{run_dir}: cannot be made: {problem.strerror}; choose another --out") from None
 
@@ -84,50 +108,60 @@ def run(
         disk_cap: bytes at which the capture is stopped.
     """
     raw = run_dir / "raw"
-    plan.save(raw / "plan.json")
+    plan.save(raw / PLAN)
     values = manifest.new(run_dir.name, time.time_ns(), command, plan, _versions(nsys))
-    cap = min(disk_cap, int(shutil.disk_usage(run_dir).free * 0.9))
-    expected = expected_bytes(plan)
+    expected, cap = check_room(plan, run_dir, disk_cap)
     values["disk"] = {"expected_bytes": expected, "actual_bytes": None, "cap_bytes": cap}
     manifest.write(run_dir, values)
-    if expected > cap:
-        raise ZeropeakError(
-            f"{run_dir}: the capture needs about {_mib(expected)} and the disk has {_mib(cap)}; fewer --steps or "
-            "another --out"
-        )
-    say(f"expecting about {_mib(expected)} in {run_dir}, stopping at {_mib(cap)}")
     started = time.monotonic()
+    status: Status = Status.INTERRUPTED
+    failure: dict[str, Any] | None = _failure(None, "interrupt", "interrupted", 130)
+    try:
+        say(f"expecting about {_mib(expected)} in {run_dir}, stopping at {_mib(cap)}")
+        code, reason = _train(plan, run_dir, nsys, say, environ, values["notes"], cap)
+        status, failure = _verdict(raw, plan, code, reason)
+    finally:
+        size = folder_bytes(run_dir)
+        values["disk"]["actual_bytes"] = size
+        manifest.update(
+            run_dir,
+            status=status.value,
+            failure=failure,
+            disk=values["disk"],
+            notes=values["notes"],
+            model={**values["model"], **_built_model(raw)},
+        )
+    return Captured(run_dir, status, failure, time.monotonic() - started, size)
 
+
+def _train(
+    plan: Plan,
+    run_dir: Path,
+    nsys: Nsys | None,
+    say: Callable[[str], None],
+    environ: Mapping[str, str],
+    notes: list[str],
+    cap: int,
+) -> tuple[int, str | None]:
     def over_cap() -> str | None:
         return "disk_cap" if folder_bytes(run_dir) > cap else None
 
     # nsys leaves recordings, program output and world-writable folders in the temporary folder: it gets its own.
     with tempfile.TemporaryDirectory(prefix="zeropeak-") as temporary:
-        capture = Capture(
+        with Capture(
             _command(plan, run_dir, nsys),
             {**environ, **_threads(plan, environ), "TMPDIR": temporary},
             mark=uuid.uuid4().hex,
-            log=raw / "train.log",
+            log=run_dir / "raw" / "train.log",
             show=say,
-        )
-        code, reason = capture.wait(over_cap)
+        ) as capture:
+            code, reason = capture.wait(over_cap)
         if nsys is not None:
             say("exporting the Nsight Systems report")
-            values["notes"] += _export(nsys, raw, Path(temporary))
-    for note in values["notes"]:
+            notes += _export(nsys, run_dir / "raw", Path(temporary))
+    for note in notes:
         say(note)
-    status, failure = _verdict(raw, plan, code, reason)
-    seconds, size = time.monotonic() - started, folder_bytes(run_dir)
-    values["disk"]["actual_bytes"] = size
-    manifest.update(
-        run_dir,
-        status=status.value,
-        failure=failure,
-        disk=values["disk"],
-        notes=values["notes"],
-        model={**values["model"], **_built_model(raw)},
-    )
-    return Captured(run_dir, status, failure, seconds, size)
+    return code, reason
 
 
 def expected_bytes(plan: Plan) -> int:
@@ -182,8 +216,9 @@ def _export(nsys: Nsys, raw: Path, temporary: Path) -> list[str]:
 
     try:
         to_sqlite(nsys, raw / "node-0", temporary=temporary)
+        (raw / "node-0.nsys-rep").chmod(0o600)  # it holds the environment of the ranks, tokens included
     except ZeropeakError as problem:
-        return [f"no Nsight Systems data: {manifest.without_home(str(problem))}"]
+        return [f"no Nsight Systems data: {problem}"]
     return []
 
 
@@ -192,12 +227,7 @@ def _verdict(raw: Path, plan: Plan, code: int, reason: str | None) -> tuple[Stat
     if reason == "interrupted":
         return Status.INTERRUPTED, {"rank": None, "kind": "interrupt", "message": "Ctrl-C", "exit_code": code}
     if reason is not None:
-        return Status.INTERRUPTED, {
-            "rank": None,
-            "kind": reason,
-            "message": "the disk cap was reached",
-            "exit_code": code,
-        }
+        return Status.FAILED, _failure(None, reason, "stopped: the disk cap was reached", code)
     if code == 0 and all(end.get("ended") == Status.COMPLETE.value for end in ends.values()):
         return Status.COMPLETE, None
     for rank, end in ends.items():
@@ -210,7 +240,9 @@ def _verdict(raw: Path, plan: Plan, code: int, reason: str | None) -> tuple[Stat
     error = ends[culprit].get("error") if culprit is not None else None
     if exit_code < 0:
         return Status.FAILED, _failure(culprit, "signal", f"killed by signal {-exit_code}", exit_code)
-    return Status.FAILED, _failure(culprit, "exception", error or _last_error(raw / "train.log"), exit_code)
+    return Status.FAILED, _failure(
+        culprit, "exception", error or _last_error(raw / "train.log") or "no message", exit_code
+    )
 
 
 def _failure(rank: int | None, kind: str, message: str | None, code: int) -> dict[str, Any]:

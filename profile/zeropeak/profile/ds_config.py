@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,12 +55,6 @@ class DsConfig:
             section = section.get(part) if isinstance(section, dict) else None
         return section
 
-    @property
-    def stage(self) -> int:
-        """ZeRO stage."""
-        stage: int = self.values["zero_optimization"]["stage"]
-        return stage
-
 
 def shipped_names() -> list[str]:
     """Names of the configs that ship with zeropeak."""
@@ -86,13 +79,17 @@ def load(config: str) -> DsConfig:
         raise UsageError(f"{config}: not UTF-8 text (byte {problem.start})") from None
     if not isinstance(values, dict):
         raise UsageError(f"{config}: a DeepSpeed config is a JSON object, this is a {type(values).__name__}")
+    _check_stage(values, config)
+    return DsConfig(config if shipped else path.stem, shipped, values)
+
+
+def _check_stage(values: dict[str, Any], whose: str) -> None:
     zero = values.get("zero_optimization")
     if not isinstance(zero, dict):
-        raise UsageError(f"{config}: no zero_optimization section; zeropeak looks at ZeRO stages 1, 2 and 3")
+        raise UsageError(f"{whose}: no zero_optimization section; zeropeak looks at ZeRO stages 1, 2 and 3")
     stage = zero.get("stage", 0)
     if stage not in (1, 2, 3) or isinstance(stage, bool):
-        raise UsageError(f"{config}: zero_optimization.stage is {stage!r}; zeropeak looks at ZeRO stages 1, 2 and 3")
-    return DsConfig(config if shipped else path.stem, shipped, copy.deepcopy(values))
+        raise UsageError(f"{whose}: zero_optimization.stage is {stage!r}; zeropeak looks at ZeRO stages 1, 2 and 3")
 
 
 def apply_settings(config: DsConfig, settings: tuple[str, ...]) -> None:
@@ -110,8 +107,7 @@ def apply_settings(config: DsConfig, settings: tuple[str, ...]) -> None:
         except json.JSONDecodeError:
             value = text
         config.set(key, value, "--set")
-    if config.stage not in (1, 2, 3):
-        raise UsageError(f"--set zero_optimization.stage={config.stage}: zeropeak looks at ZeRO stages 1, 2 and 3")
+    _check_stage(config.values, "--set")
 
 
 def scale(config: DsConfig, shape: Shape) -> None:

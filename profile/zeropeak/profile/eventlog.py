@@ -140,10 +140,11 @@ class EventLog:
             self._pending = 0
             self._flushed_ns = self._clock()
             for name, schema in SCHEMAS.items():
-                rows = self._rows[name]
+                # Rows that other threads append meanwhile stay for the next flush; rows leave when they are written.
+                rows = self._rows[name][:]
                 if rows:
-                    self._rows[name] = []
                     self._writers[name].write_batch(_batch(rows, schema))
+                    del self._rows[name][: len(rows)]
 
     def close(self) -> None:
         """Flush and write the end-of-stream markers; later rows are ignored."""

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zeropeak.profile.labels import RUN_SCHEMA, Status
+from zeropeak.profile.privacy import scrubbed
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FILE: Final = "run.json"
 
 
 def write(run_dir: Path, values: dict[str, Any]) -> None:
-    """Write ``run.json`` so that a reader sees the old or the new one, never half of it."""
+    """Write ``run.json``, without folders in its texts; a reader sees the old or the new one, never half of it."""
     draft = run_dir / f"{FILE}.new"
-    draft.write_text(json.dumps(values, indent=1) + "\n")
+    draft.write_text(json.dumps(scrubbed(values), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     draft.replace(run_dir / FILE)
 
 
 def update(run_dir: Path, **values: Any) -> dict[str, Any]:
     """Change some keys of ``run.json``; returns all of it."""
-    known: dict[str, Any] = json.loads((run_dir / FILE).read_text())
+    known: dict[str, Any] = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
     known.update(values)
     write(run_dir, known)
     return known
@@ -46,14 +49,14 @@ def new(
         "created_unix_ns": created_unix_ns,
         "basis": "measured",
         "config_name": plan.config_name,
-        "command": [without_home(word) for word in command],
+        "command": command,
         "versions": versions,
         "world_size": plan.world_size,
         "fake_world": plan.backend == "fake",
         "backend": plan.backend,
         "device": plan.device,
         "model": {
-            "preset": without_home(str(plan.model["source"])),
+            "preset": plan.model["source"],
             **{key: plan.model[key] for key in ("layers", "hidden", "vocab", "heads", "parameters")},
             "lora": plan.lora,
             "lora_rank": plan.lora_rank,
@@ -71,16 +74,3 @@ def new(
         "failure": None,
         "notes": [],
     }
-
-
-def without_home(text: str) -> str:
-    """A path for other people's eyes: absolute paths keep their last two parts only.
-
-    >>> without_home("/home/someone/configs/z3.json")
-    '.../configs/z3.json'
-    >>> without_home("configs/z3.json")
-    'configs/z3.json'
-    """
-    head, equals, path = text.rpartition("=") if text.startswith("--") else ("", "", text)
-    place = Path(path).expanduser()
-    return f"{head}{equals}.../{'/'.join(place.parts[-2:])}" if place.is_absolute() else text

@@ -137,9 +137,13 @@ class Observers:
 
     def single_wait_begins(self, handle: Any, *_: object, **__: object) -> tuple[OpenEvent, list[Any]] | None:
         """The compute side waits for a gather of one parameter."""
-        if handle._AllGatherHandle__complete:
-            return None
-        return self._wait_begins([handle._AllGatherHandle__param])
+        done, param = _private(handle, "complete"), _private(handle, "param")
+        return None if done else self._wait_begins([param])
+
+    def ungathered_wait_begins(self, handle: Any, *_: object, **__: object) -> tuple[OpenEvent, list[Any]] | None:
+        """One rank in the group: nothing to gather, the shards become usable."""
+        done, params = _private(handle, "complete"), _private(handle, "params")
+        return None if done else self._wait_begins(list(params))
 
     def wait_ended(self, token: tuple[OpenEvent, list[Any]] | None, result: object, *_: object, **__: object) -> None:
         """The full parameters are usable."""
@@ -158,14 +162,27 @@ class Observers:
 
     # Release and free
 
-    def release_begins(self, coordinator: object, module: Any, *_: object, **__: object) -> OpenEvent | None:
-        """A module lets go of its parameters."""
+    def release_begins(
+        self, coordinator: object, module: Any, *_: object, **__: object
+    ) -> tuple[OpenEvent, list[Any]] | None:
+        """A module lets go of its parameters; which of them really go is known at the end."""
         if self.index is None:
             return None
-        own = self.index.ids_of(module.parameters(recurse=False))
+        own = list(module.parameters(recurse=bool(getattr(module, "_z3_leaf", False))))
         if not own:
             return None  # containers and activations own nothing: their release is no event
-        return self.recorder.begin(Kind.RELEASE, self.index.module_name(module), self.index.module_id(module), own)
+        held = [param for param in own if param.ds_status.name == "AVAILABLE"]
+        opened = self.recorder.begin(Kind.RELEASE, self.index.module_name(module), self.index.module_id(module))
+        return opened, held
+
+    def release_ended(self, token: tuple[OpenEvent, list[Any]] | None, *_: object, **__: object) -> None:
+        """Note the parameters that went: not those that stay for reuse, or because they are small."""
+        if token is None or self.index is None:
+            return
+        opened, held = token
+        for number in self.index.ids_of(param for param in held if param.ds_status.name == "NOT_AVAILABLE"):
+            self.recorder.log.append("event_params", (opened.event_id, number, None, None))
+        self.recorder.end(opened)
 
     def leftovers_begin(self, *_: object) -> OpenEvent | None:
         """Modules whose post-backward hook never fired are released."""
@@ -175,7 +192,7 @@ class Observers:
         """Every parameter is released, before the optimizer step."""
         return None if self.index is None else self.recorder.begin(Kind.RELEASE, "all parameters")
 
-    def free_begins(self, param: Any) -> tuple[int, Any, int] | None:
+    def free_begins(self, param: Any) -> tuple[int, Any, int, bool] | None:
         """A parameter is about to let go of its full storage."""
         if self.index is None:
             # zero.Init partitions while it builds. No event yet, since names are unknown; but the storage's end is
@@ -192,13 +209,16 @@ class Observers:
         event = self.recorder.point(
             Kind.FREE, self.index.param_names[number], [(number, storage.address, storage.storage_id)]
         )
-        return number, storage, event
+        # With one rank in the group nothing is gathered: the full parameter is the shard, and stays by design.
+        shard = getattr(param, "ds_tensor", None)
+        kept = shard is not None and shard.untyped_storage()._cdata == param.data.untyped_storage()._cdata
+        return number, storage, event, kept
 
-    def free_ended(self, token: tuple[int, Any, int] | None, result: object, *_: object) -> None:
+    def free_ended(self, token: tuple[int, Any, int, bool] | None, result: object, *_: object) -> None:
         """It let go: whether the storage ended shows in the registry."""
         if token is not None and result is not RAISED:
-            number, storage, event = token
-            if storage.reference() is not None:
+            number, storage, event, kept = token
+            if not kept and storage.reference() is not None:
                 self.storages.release(storage, number, event)
 
     # Gathers outside the schedule
@@ -260,6 +280,11 @@ class Observers:
             ids = self.index.ids_of(params)
         return self.recorder.begin(Kind.REDUCE, "gradients", None, params=ids)
 
+    def reduce_scatters(self, buffer: Any, *_: object, **__: object) -> None:
+        """A flat buffer of gradients goes into a collective, whose thread may be the last to let go of it."""
+        if self.index is not None:
+            self.storages.register(buffer, Stored.GRADIENT_BUCKET, "reduce buffer", event_id=self.recorder.current())
+
     def all_gather_begins(self, *_: object, **__: object) -> OpenEvent | None:
         """Stages 1 and 2 gather the updated parameters."""
         return None if self.index is None else self.recorder.begin(Kind.ALL_GATHER, "updated parameters")
@@ -305,6 +330,11 @@ class Observers:
             return True
         # A leaf module (z3_leaf_module) is fetched with everything below it.
         return bool(getattr(module, "_z3_leaf", False)) and any(own is param for own in module.parameters())
+
+
+def _private(handle: Any, name: str) -> Any:
+    """A private attribute of one of DeepSpeed's handles."""
+    return getattr(handle, f"_{type(handle).__name__}__{name}")
 
 
 def _bucket_params(optimizer: Any, bucket: Any) -> list[Any]:

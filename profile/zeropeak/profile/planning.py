@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from zeropeak.profile import ds_config
 from zeropeak.profile.options import Options, Plan
 from zeropeak.profile.presets import PRESETS, SEED, choose, read_shape
+from zeropeak.profile.text import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ AUTOS: Final = {
     "dtype": "what the config says where the device can; for a shipped config fp16 on GPUs, bf16 on CPU",
     "lora-rank": f"{SEED_LORA_RANK} scaled by the model's width to the 6.9b model's, at least 4",
     "micro-batch": "what the config says, else 1",
-    "grad-accum": "what the config says, else 1",
+    "grad-accum": "what the config says, or means by its train_batch_size, else 1",
 }
 """What each ``auto`` means, as ``--help`` says it."""
 
@@ -35,12 +36,13 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu]) -> Plan:
         UsageError: an option or the config is wrong.
     """
     options.check()
+    read_bytes(options.data)  # whatever is wrong with it is said before any rank starts
     config = ds_config.load(options.config)
     device = "cuda" if gpus else "cpu"
     processes = 1 if options.fake else options.ranks
     seq = options.seq or (SEQ_GPU if gpus else SEQ_CPU)
     micro_batch = options.micro_batch or _integer(config.get("train_micro_batch_size_per_gpu"), 1)
-    grad_accum = options.grad_accum or _integer(config.get("gradient_accumulation_steps"), 1)
+    grad_accum = options.grad_accum or _grad_accum(config, micro_batch, options.ranks)
     if options.model != "auto":
         shape = read_shape(options.model)
     elif gpus:
@@ -78,6 +80,13 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu]) -> Plan:
         ds_config=config.values,
         config_changes=config.changes,
     )
+
+
+def _grad_accum(config: ds_config.DsConfig, micro_batch: int, ranks: int) -> int:
+    """What the config says, or what its train_batch_size means for this micro-batch and world, as DeepSpeed has it."""
+    said = _integer(config.get("gradient_accumulation_steps"), 0)
+    batch = _integer(config.get("train_batch_size"), 0)
+    return said or max(1, batch // (micro_batch * ranks))
 
 
 def _integer(value: object, default: int) -> int:

@@ -6,10 +6,9 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,13 +29,13 @@ class Capture:
     """One command and everything it starts.
 
     The command runs in a session of its own, so Ctrl-C in the terminal reaches us alone; we pass it on to the ranks,
-    whose captures then close in order, and nsys finishes by itself.
+    whose captures then close in order, and nsys finishes by itself. Leaving the context ends whatever is left.
 
     Args:
         command: program and arguments.
-        environ: environment; the mark is added.
+        environ: environment; the mark is added, and what names a rank of another job is left out.
         mark: unique text.
-        log: file that gets everything the processes print.
+        log: file that gets everything the processes print, straight from them: nothing waits for us to read it.
         show: called with each line that starts with ``zeropeak: ``, without that prefix.
     """
 
@@ -44,20 +43,31 @@ class Capture:
         self, command: list[str], environ: Mapping[str, str], mark: str, log: Path, show: Callable[[str], None]
     ) -> None:
         self._mark = mark
-        self._log = log
         self._show = show
-        self._process = subprocess.Popen(
-            command,
-            env={**environ, MARK: mark, UMASK: f"{_umask():o}"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            errors="replace",
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        own = {name: value for name, value in environ.items() if name not in _OTHER_JOBS}
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                command,
+                env={**own, MARK: mark, UMASK: f"{_umask():o}"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._log = log.open(errors="replace")
+        self._line = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while True:
+            try:
+                self.end()
+                break
+            except KeyboardInterrupt:  # nobody's impatience leaves a process behind
+                continue
+        self._log.close()
 
     def wait(self, check: Callable[[], str | None]) -> tuple[int, str | None]:
         """Wait for the command; end everything when ``check`` gives a reason or Ctrl-C comes.
@@ -69,6 +79,7 @@ class Capture:
         try:
             while self._process.poll() is None and reason is None:
                 time.sleep(0.2)
+                self._show_new()
                 reason = check()
         except KeyboardInterrupt:
             reason = "interrupted"
@@ -78,10 +89,11 @@ class Capture:
                 deadline = time.monotonic() + GRACE_S
                 while self._process.poll() is None and time.monotonic() < deadline:
                     time.sleep(0.2)
+            self.end()
         except KeyboardInterrupt:  # a second Ctrl-C: do not wait
             reason = "interrupted"
-        self.end()
-        self._reader.join(5)
+            self.end()
+        self._show_new()
         return self._process.returncode, reason
 
     def interrupt(self) -> None:
@@ -109,14 +121,20 @@ class Capture:
             if process.pid != os.getpid() and _environ(process).get(MARK) == self._mark and _alive(process)
         ]
 
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._log.open("w") as log:
-            for line in self._process.stdout:
-                log.write(line)
-                log.flush()
+    def _show_new(self) -> None:
+        """Show what the ranks said to the user since the last call; a line that is not whole yet waits."""
+        for piece in self._log.read().splitlines(keepends=True):
+            self._line += piece
+            if self._line.endswith("\n"):
+                line, self._line = self._line.rstrip(), ""
                 if line.startswith("zeropeak: "):
-                    self._show(line.removeprefix("zeropeak: ").rstrip())
+                    self._show(line.removeprefix("zeropeak: "))
+
+
+_OTHER_JOBS: Final = frozenset(
+    ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+)
+"""A scheduler may have set these for us; RANK is how we tell a rank from its launcher."""
 
 
 def _umask() -> int:

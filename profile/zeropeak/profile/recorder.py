@@ -26,7 +26,7 @@ class Position:
     phase: Phase | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OpenEvent:
     """An event that has begun."""
 
@@ -77,11 +77,11 @@ class Recorder:
             target: name it acts on; see :func:`zeropeak.profile.labels.range_name`.
             module_id: module that is running or letting go.
             params: ids of the parameters it moves.
-            nested: it ends on this thread before anything that is open now; False for modules and phases.
+            nested: it ends on this thread before anything that is open now; False for modules, phases and gathers.
         """
         stack = self._stack()
         opened = OpenEvent(
-            event_id(self.rank, next(self._sequence)), kind, target, module_id, nested, stack[-1] if stack else None
+            event_id(self.rank, next(self._sequence)), kind, target, module_id, nested, self._innermost(stack)
         )
         self._write(Edge.BEGIN, opened)
         for param in params:
@@ -91,15 +91,18 @@ class Recorder:
             show = ranges.push if nested else ranges.start
             opened.tokens.append(show(name, kind.value, opened.event_id))
         if nested:
-            stack.append(opened.event_id)
+            stack.append(opened)
         return opened
 
     def end(self, opened: OpenEvent) -> None:
-        """Close an event; its ranges close in reverse order."""
+        """Close an event, and first whatever is still open inside it: an exception can skip an inner end."""
         if opened.nested:
             stack = self._stack()
-            if stack and stack[-1] == opened.event_id:
-                stack.pop()
+            while opened in stack and (inner := stack.pop()) is not opened:
+                self._close(inner)
+        self._close(opened)
+
+    def _close(self, opened: OpenEvent) -> None:
         for ranges, token in zip(reversed(self._ranges), reversed(opened.tokens), strict=True):
             (ranges.pop if opened.nested else ranges.end)(token)
         self._write(Edge.END, opened)
@@ -120,7 +123,7 @@ class Recorder:
         """
         stack = self._stack()
         moment = OpenEvent(
-            event_id(self.rank, next(self._sequence)), kind, target, module_id, True, stack[-1] if stack else None
+            event_id(self.rank, next(self._sequence)), kind, target, module_id, True, self._innermost(stack)
         )
         self._write(Edge.POINT, moment)
         for param, address, storage in params:
@@ -132,12 +135,15 @@ class Recorder:
 
     def current(self) -> int | None:
         """Id of the innermost nested event on this thread."""
-        stack = self._stack()
-        return stack[-1] if stack else None
+        return self._innermost(self._stack())
 
-    def _stack(self) -> list[int]:
+    @staticmethod
+    def _innermost(stack: list[OpenEvent]) -> int | None:
+        return stack[-1].event_id if stack else None
+
+    def _stack(self) -> list[OpenEvent]:
         try:
-            stack: list[int] = self._local.stack
+            stack: list[OpenEvent] = self._local.stack
         except AttributeError:
             stack = self._local.stack = []
             self._local.thread = threading.get_native_id()

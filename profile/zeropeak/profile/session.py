@@ -121,6 +121,9 @@ class Session:
 
     def attach(self, engine: Any) -> None:
         """The engine is built: learn names, register what is alive, mark ``init``, close its phase."""
+        self.guard.call("attach", self._attach, engine)
+
+    def _attach(self, engine: Any) -> None:
         self._engine = engine
         index = ModelIndex(engine.module)
         index.write(self.log)
@@ -224,7 +227,9 @@ class Session:
                 len(alive),
             ),
         )
-        holders = self._holders(outputs, alive) if alive and self.observers.spans is not None else {}
+        search = bool(alive) and self.observers.spans is not None
+        # Under a name of its own: an odd node must not end the recording of phases.
+        holders = (self.guard.call("holders", self._holders, outputs, alive) if search else None) or {}
         index = self.observers.index
         for released in alive:
             holder = holders.get(released.storage.storage_id)

@@ -17,6 +17,7 @@ from zeropeak.profile.errors import ZeropeakError
 from zeropeak.profile.guard import warn
 from zeropeak.profile.labels import Status
 from zeropeak.profile.options import Plan
+from zeropeak.profile.privacy import without_folders
 from zeropeak.profile.processes import UMASK
 from zeropeak.profile.version import __version__
 
@@ -51,14 +52,16 @@ def main(run_dir: Path) -> int:
         # Whoever ends us has decided: a second signal must not cut what is being written.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        if history is not None:
-            entries = history.save(session.folder / "snapshot.pickle.gz")
-            session.note(history_entries=entries, history_max_entries=history.max_entries)
-            if entries >= history.max_entries:
-                warn(f"rank {rank}: the allocator's history was full, its oldest entries are lost; fewer --steps")
-        session.close(status, error)
-        if profiler is not None:
-            profiler.save(session.folder / "torch.json.gz")
+        try:
+            if history is not None:
+                entries = history.save(session.folder / "snapshot.pickle.gz")
+                session.note(history_entries=entries, history_max_entries=history.max_entries)
+                if entries >= history.max_entries:
+                    warn(f"rank {rank}: the allocator's history was full, its oldest entries are lost; fewer --steps")
+        finally:
+            session.close(status, error)
+            if profiler is not None:
+                profiler.save(session.folder / "torch.json.gz")
     return 0 if status is Status.COMPLETE else 1
 
 
@@ -214,9 +217,10 @@ def _is_out_of_memory(problem: Exception) -> bool:
 
 def _one_line(problem: Exception) -> str:
     """The error as one line; a bare assertion says where it stands."""
-    text = str(problem).strip()
-    if text:
-        return f"{type(problem).__name__}: {text.splitlines()[0]}"
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    if lines:
+        # A validation error names the key on its second line.
+        return without_folders(f"{type(problem).__name__}: {'; '.join(lines[:3])}")
     place = traceback.extract_tb(problem.__traceback__)[-1]
     return f"{type(problem).__name__} in {place.name} ({'/'.join(Path(place.filename).parts[-2:])}:{place.lineno})"
 

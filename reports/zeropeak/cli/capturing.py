@@ -28,11 +28,13 @@ def capture_and_report(
     from zeropeak.profile import capture
     from zeropeak.profile.labels import Status
 
-    # A job scheduler's or a CI's SIGTERM ends a capture as Ctrl-C does: in order.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    capture.prepare(run_dir, force=args.force)
+    _end_in_order()
+    cap = args.disk_cap or capture.DISK_CAP
+    capture.check_target(run_dir, force=args.force)
+    capture.check_room(plan, run_dir, cap)
     say(describe(plan))
     nsys = find_nsys() if find_nsys is not None else None
+    capture.prepare(run_dir)
     captured = capture.run(
         plan,
         run_dir,
@@ -40,18 +42,27 @@ def capture_and_report(
         nsys=nsys,
         say=say,
         environ=os.environ,
-        disk_cap=args.disk_cap or capture.DISK_CAP,
+        disk_cap=cap,
     )
     say(f"{captured.status} after {captured.seconds:.0f} s, {captured.size_bytes / 2**20:,.1f} MiB on disk")
     if captured.failure is not None:
         rank = "" if captured.failure["rank"] is None else f"rank {captured.failure['rank']}: "
         say(f"{rank}{captured.failure['message']} (see {run_dir / 'raw' / 'train.log'})")
+    say("parsing")
     with progress_bar("parsing") as show:
         parse_run(run_dir, progress=show)
+    say("writing the report")
     write_and_tell(run_dir)
     if captured.status is Status.INTERRUPTED:
         return 130
     return 0 if captured.status is Status.COMPLETE else 1
+
+
+def _end_in_order() -> None:
+    """A scheduler's SIGTERM and a closed terminal's SIGHUP end a capture as Ctrl-C does, unless they are ignored."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler)
 
 
 def say(message: str) -> None:

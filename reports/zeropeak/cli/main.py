@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from zeropeak.cli import nsys, parse, report, setup, test, torch
 from zeropeak.profile.errors import ZeropeakError
@@ -50,11 +50,13 @@ def run() -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
+    program = os.environ.get("ZEROPEAK_PROGRAM", "zeropeak")
     parser = argparse.ArgumentParser(
-        prog="zeropeak",
+        prog=program,
+        allow_abbrev=False,
         description="Which DeepSpeed ZeRO event made GPU memory peak, on which rank, with which parameters, what still "
         "holds the bytes, and which knob changes it.",
-        epilog="examples:\n" + "\n".join(f"  {verb.EXAMPLE}" for verb in VERBS) + "\n\n" + _EXIT_CODES,
+        epilog="examples:\n" + "\n".join(f"  {_example(verb, program)}" for verb in VERBS) + "\n\n" + _EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"zeropeak {__version__}")
@@ -62,11 +64,17 @@ def _parser() -> argparse.ArgumentParser:
     for verb in VERBS:
         sub = verbs.add_parser(
             verb.NAME,
+            allow_abbrev=False,
             help=verb.SUMMARY,
             description=(verb.__doc__ or "").strip(),
-            epilog=f"example:\n  {verb.EXAMPLE}",
+            epilog=f"example:\n  {_example(verb, program)}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         verb.configure(sub)
         sub.set_defaults(verb=verb)
     return parser
+
+
+def _example(verb: Any, program: str) -> str:
+    example: str = verb.EXAMPLE
+    return example.replace("zeropeak", program, 1)

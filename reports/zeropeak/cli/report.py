@@ -1,10 +1,12 @@
 """Write a run's report: report.pdf, a PNG for each figure, findings.json.
 
-With --fail-on, exits 3 when that finding is confirmed or predicted, for your CI.
+With --fail-on, exits 3 when that finding is confirmed or predicted, and 1 when some rank's run could not tell, for your
+CI.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,11 +39,15 @@ def run(args: argparse.Namespace) -> int:
     for wanted in args.fail_on:
         if wanted not in IDS:
             raise UsageError(f"--fail-on {wanted}: no such finding; one of {', '.join(IDS)}")
-    met = False
+    verdicts: set[str] = set()
     for run_dir in args.runs:
-        findings = write_and_tell(run_dir)
-        met |= any(one.id in args.fail_on and one.verdict in ("confirmed", "predicted") for one in findings)
-    return 3 if met else 0
+        asked = [one for one in write_and_tell(run_dir) if one.id in args.fail_on]
+        verdicts |= {str(one.verdict) for one in asked}
+        if unknown := [str(one.rank) for one in asked if one.verdict == "unknown"]:
+            print(f"zeropeak: {run_dir}: {asked[0].id} is unknown on rank {', '.join(unknown)}", file=sys.stderr)
+    if verdicts & {"confirmed", "predicted"}:
+        return 3
+    return 1 if "unknown" in verdicts else 0
 
 
 def write_and_tell(run_dir: Path) -> list[Any]:

@@ -14,7 +14,7 @@ from zeropeak.profile.errors import ZeropeakError
 
 NAME: Final = "test"
 SUMMARY: Final = "run what CI runs (in the source checkout)"
-EXAMPLE: Final = "./launch.sh test -k clocks"
+EXAMPLE: Final = "zeropeak test -k clocks"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
