@@ -25,8 +25,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = os.pathsep.join(str(ROOT / stage) for stage in ("profile", "parse", "reports"))
 PEERS = {"ptmem": ["ptmem==0.1.2"], "pt-snap": ["pt-snap-cli==0.4.1"],
@@ -67,27 +65,6 @@ class Job:
         self.rss.append(usage.ru_maxrss * 1024)
 
 
-def parse_one(path: Path, tables: Path) -> None:
-    """What is measured of zeropeak: the reader, and the product's own writer of parquet tables."""
-    from zeropeak.parse.snapshot import read
-    from zeropeak.parse.snapshot_columns import integers
-    from zeropeak.parse.writer import TableWriter
-
-    class Rank0:
-        """Hands the rows on as those of rank 0, and prints the peak."""
-
-        def write(self, table: str, batch: object) -> None:
-            rank = integers(np.zeros(batch.num_rows, np.int64))  # type: ignore[attr-defined]
-            writer.write(table, batch.append_column("rank", rank), 0)  # type: ignore[attr-defined]
-
-        def count(self, what: str, count: int, severity: str = "info", detail: str | None = None) -> None:
-            if what.startswith("peak_allocated_bytes"):
-                print(what, count, detail)
-
-    with TableWriter(tables) as writer:
-        read(path, Rank0())
-
-
 def environment(work: Path, name: str) -> Path:
     """The ``bin`` folder of a peer's environment, made when it is not there."""
     folder = work / f"env-{name}"
@@ -110,8 +87,8 @@ def grown(capture: Path, work: Path, entries: int) -> Path:
         source = work / "snapshot_r0.pickle.gz"
         with tarfile.open(capture) as archive:
             source.write_bytes(archive.extractfile("snapshot_r0.pickle.gz").read())  # type: ignore[union-attr]
-        grow = [sys.executable, Path(__file__).with_name("snapshot_grow.py"), source, target, "--entries", str(entries)]
-        subprocess.run(grow, check=True)
+        script = str(Path(__file__).with_name("snapshot_grow.py"))
+        subprocess.run([sys.executable, script, str(source), str(target), "--entries", str(entries)], check=True)
     return target
 
 
@@ -122,15 +99,16 @@ def jobs(path: Path, work: Path, mosaic: Path | None) -> list[Job]:
     if not packed.exists():
         packed.write_bytes(gzip.compress(path.read_bytes(), 6))
     tables = work / "tables"
-    me = [sys.executable, str(Path(__file__).resolve()), "--one"]
+    me = [sys.executable, str(Path(__file__).resolve().with_name("snapshot_parse.py"))]
     load = [sys.executable, "-c", "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))", str(path)]
     load_off = [*load[:2], load[2].replace("pickle.load(", "__import__('gc').disable(); pickle.load("), load[3]]
     ptmem, snap = environment(work, "ptmem"), environment(work, "pt-snap")
     found = [
-        Job("zeropeak", "tables (parquet) and peak", [*me, str(path), str(tables)], ours, (tables,)),
+        Job("zeropeak", "tables as parquet on disk, and peak", [*me, str(path), str(tables)], ours, (tables,)),
+        Job("zeropeak", "tables in memory, and peak", [*me, str(path)], ours),
         Job(f"ptmem {version(ptmem / 'python', 'ptmem')}", "peak (`ptmem -s`)", [str(ptmem / "ptmem"), "-s", str(path)],
             leftovers=(path.with_name(f".{path.name}.memcache"),)),
-        Job("zeropeak, gzip", "the same from `.pickle.gz`", [*me, str(packed), str(tables)], ours, (tables,)),
+        Job("zeropeak, gzip", "tables on disk, from `.pickle.gz`", [*me, str(packed), str(tables)], ours, (tables,)),
         Job("`pickle.load`", "nothing", load),
         Job("`pickle.load`", "nothing, collector off", load_off),
         Job(f"pt-snap {version(snap / 'python', 'pt-snap-cli')}", "sqlite tables (`pt-snap import`)",
@@ -143,7 +121,7 @@ def jobs(path: Path, work: Path, mosaic: Path | None) -> list[Job]:
                                 text=True).stdout.strip()  # fmt: skip
         source = {"PYTHONPATH": str(mosaic)}
         module = [str(python), "-m"]
-        found[2:2] = [Job(f"mosaic {commit}", "peak (`get_memory_usage_peak`)",
+        found[3:3] = [Job(f"mosaic {commit}", "peak (`get_memory_usage_peak`)",
                           [*module, "mosaic.cmd.get_memory_usage_peak", "--snapshot", str(path)], source)]  # fmt: skip
         found += [
             Job(f"mosaic {commit}", f"history by {profile} (`get_memory_profile`)",
@@ -161,7 +139,7 @@ def report(found: list[Job], path: Path, repeats: int, load: tuple[float, float]
     entries = sum(map(len, snapshot["device_traces"]))
     cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
                 if line.startswith("model name")), platform.machine())  # fmt: skip
-    base = found[0]
+    disk, memory = found[0], found[1]
     lines = [
         "# Memory snapshots: results",
         "",
@@ -172,38 +150,38 @@ def report(found: list[Job], path: Path, repeats: int, load: tuple[float, float]
         f"({path.stat().st_size / 1e6:.0f} MB). Medians of {repeats} runs, taken in turns (of one run where marked), "
         "each from the start of a process to its end; memory is the peak RSS.",
         "",
-        "| tool | gives | wall | CPU | memory | wall, times zeropeak's | CPU, times zeropeak's |",
+        "The last columns say how many times as long as zeropeak: with its tables on disk / in memory.",
+        "",
+        "| tool | gives | wall | CPU | memory | times the wall time | times the CPU time |",
         "|---|---|---|---|---|---|---|",
     ]
     for job in found:
         wall, processor = statistics.median(job.wall), statistics.median(job.cpu)
         lines.append(
             f"| {job.name}{' (1 run)' if job.repeats == 1 else ''} | {job.what} | {wall:.2f} s | {processor:.2f} s | "
-            f"{statistics.median(job.rss) / 1e9:.2f} GB | {wall / statistics.median(base.wall):.1f} | "
-            f"{processor / statistics.median(base.cpu):.1f} |"
+            f"{statistics.median(job.rss) / 1e9:.2f} GB | "
+            f"{wall / statistics.median(disk.wall):.1f} / {wall / statistics.median(memory.wall):.1f} | "
+            f"{processor / statistics.median(disk.cpu):.1f} / {processor / statistics.median(memory.cpu):.1f} |"
         )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
-    """Run all, or (``--one``) what is measured of zeropeak."""
-    if sys.argv[1:2] == ["--one"]:
-        parse_one(Path(sys.argv[2]), Path(sys.argv[3]))
-        return
+    """Run all and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("capture", type=Path, help="a capture's .tar with snapshot_r0.pickle.gz in it")
     parser.add_argument("--work", type=Path, required=True, help="folder for environments and outputs")
     parser.add_argument("--mosaic", type=Path, help="source tree of facebookresearch/mosaic")
     parser.add_argument("--entries", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", help="run only the jobs whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="leave out what takes more than half a minute")
     parser.add_argument("--out", type=Path, help="write the table here, too")
     options = parser.parse_args()
     work = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     path = grown(options.capture.resolve(), work, options.entries)
     found = jobs(path, work, options.mosaic and options.mosaic.resolve())
-    found = [job for job in found if not options.only or options.only in job.name]
+    found = [job for job in found if not options.quick or job.repeats is None]
     before = os.getloadavg()[0]
     for turn in range(options.repeats):
         for job in found:

@@ -81,3 +81,10 @@ def test_every_hook_point_exists_in_the_installed_deepspeed() -> None:
             assert install(patches, observers, Guard(lambda *_: None), stage) == []
         finally:
             patches.undo()
+
+
+def test_ranges_have_the_reports_colours() -> None:
+    from zeropeak.profile.ranges import _COLORS
+    from zeropeak.reports.figures.style import EVENT_COLOURS
+
+    assert {kind: f"#{_COLORS[kind]:06x}" for kind in EVENT_COLOURS} == EVENT_COLOURS

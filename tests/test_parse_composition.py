@@ -8,7 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from zeropeak.parse.blocks import Events, pair
 from zeropeak.parse.composition import Composition
+from zeropeak.parse.registered import block_table
 from zeropeak.parse.schema import CATEGORIES
 from zeropeak.parse.sink import unranked
 from zeropeak.parse.timeline import Timeline
@@ -57,6 +59,19 @@ def test_a_parameter_that_the_user_gathered_is_in_use_until_released() -> None:
     assert at(95, FULL, (gather,)) == "gathered_in_use"
 
 
+@pytest.mark.parametrize(("ts", "category"), [(70, "persistent_parameters"), (85, "released_but_alive")])
+def test_a_persistent_parameter_that_was_released_counts_as_any_other(ts: int, category: str) -> None:
+    assert at(ts, FULL | {"category": "param_persistent", "released_ns": 80}) == category
+
+
+def test_a_block_of_a_released_persistent_parameter_says_when() -> None:
+    timeline = Timeline(table("zero_events"), table("module_ranges"), table("phases"))
+    storage = {"category": "param_persistent", "param_id": 7, "released_ns": 80, "born_ns": 1, "size_bytes": 64}
+    blocks = pair(Events(*(np.array([one]) for one in (1, True, 0x100, 64))))
+    rows = block_table(blocks, np.array([0]), table("memory_blocks", storage), timeline, "cuda:0", "kineto")
+    assert rows["released_ns"].to_pylist() == [80]
+
+
 @pytest.mark.parametrize(
     ("stored", "category"),
     [("param_shard", "parameter_shards"), ("optimizer_state", "optimizer_states"), ("input", "inputs"),
@@ -90,7 +105,7 @@ def test_what_outlives_two_steps_is_no_activation() -> None:
 def test_a_temporary_of_backward_is_workspace() -> None:
     backward = FORWARD | {"phase": "backward"}
     assert at(7, {"size_bytes": 8, "born_ns": 5, "free_requested_ns": 20}, (), (backward,)) == "workspace"
-    assert at(7, {"size_bytes": 8, "born_ns": 5, "free_requested_ns": 200}, (), (backward,)) == "unattributed"
+    assert at(7, {"size_bytes": 8, "born_ns": 5, "free_requested_ns": 200}, (), (backward,)) == "full_gradients"
 
 
 def test_recomputation_in_a_backward_makes_activations() -> None:

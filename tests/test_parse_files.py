@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -15,7 +16,6 @@ from zeropeak.parse.foreign import parse_files
 from zeropeak.profile.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
 
     from tests.conftest import MakeRun
 
@@ -158,3 +158,13 @@ def test_a_report_needs_its_export(tmp_path: Path) -> None:
 def test_a_run_directory_is_not_searched_for_traces(make_run: MakeRun, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a run directory"):
         parse_files([make_run(ranks=1)], tmp_path / "out")
+
+
+def test_a_file_is_given_its_rank_by_name_and_a_wrong_name_is_said(tmp_path: Path) -> None:
+    trace = '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 1}]}'
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text(trace)
+    parse_files([tmp_path], tmp_path / "out", ranks={Path("a.json"): 3, tmp_path / "b.json": 1})
+    assert sorted(pd.read_parquet(tmp_path / "out" / "tables" / "ranks")["rank"]) == [1, 3]
+    with pytest.raises(UsageError, match="no such file among the traces"):
+        parse_files([tmp_path], tmp_path / "out", ranks={Path("c.json"): 0})

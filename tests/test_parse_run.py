@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pytest
 
+from zeropeak.parse import clocks
 from zeropeak.parse.pipeline import parse_run
 from zeropeak.parse.schema import TABLES
 from zeropeak.profile.errors import TraceError, ZeropeakError
+from zeropeak.reports import open_run, quality
+from zeropeak.reports.curve import allocated as allocated_curve
+from zeropeak.reports.curve import reserved as reserved_curve
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,9 +76,9 @@ def test_every_range_joins_to_one_event(make_run: MakeRun) -> None:
 def test_clocks_are_fitted_by_shared_events(make_run: MakeRun) -> None:
     run = make_run(ranks=2)
     parse_run(run)
-    clocks = table(run, "clocks")
-    assert sorted(clocks["source"].unique()) == ["kineto", "log", "nsys"]
-    fitted = clocks[clocks["source"] != "log"]
+    maps = table(run, "clocks")
+    assert sorted(maps["source"].unique()) == ["kineto", "log", "nsys"]
+    fitted = maps[maps["source"] != "log"]
     assert (fitted["residual_ns"] == 0).all()
     ranges = table(run, "nvtx_ranges").merge(table(run, "zero_events"), on="event_id")
     assert (ranges["start_ns_x"] == ranges["start_ns_y"]).all()
@@ -193,7 +197,12 @@ def test_a_killed_rank_keeps_its_whole_batches(make_run: MakeRun) -> None:
     assert {"events_bytes_lost", "events_cut", "retained_stream_empty", "params_stream_missing"} <= set(summary.lost)
     stats = table(run, "import_stats", 1)
     assert "event_without_nvtx" not in set(stats["what"])
-    assert stats.set_index("what")["count"]["nvtx_without_event"] > 0
+    strays = stats.set_index("what").loc["nvtx_without_event"]
+    assert strays["count"] > 0
+    assert strays["severity"] == "lost"
+    texts = [line.text for line in quality.lines(open_run(run))]
+    assert not [text for text in texts if text.startswith("Wrong")]
+    assert any(text.startswith("Lost on rank 1: events that nsys saw and the log had not") for text in texts)
 
 
 def test_a_stream_of_garbage_is_counted(make_run: MakeRun) -> None:
@@ -247,7 +256,7 @@ def test_a_rank_without_rank_json_uses_the_machines_clock(make_run: MakeRun) -> 
     [
         ("run.json", None, "no run.json, so this is not a run directory"),
         ("run.json", '{"schema": 99}', "written by a newer zeropeak .* update zeropeak"),
-        ("run.json", "{", "not JSON"),
+        ("run.json", "{", "not valid JSON"),
         ("raw/rank-0/rank.json", "[]", "not a JSON object"),
         ("raw/node-0.sqlite", "", "the file is empty: the export failed"),
         ("raw/node-0.sqlite", "not a database at all", "damaged or half-written"),
@@ -273,7 +282,43 @@ def test_a_truncated_export_is_refused(make_run: MakeRun) -> None:
         parse_run(run)
 
 
-def test_a_run_without_files_says_what_happened(make_run: MakeRun) -> None:
-    run = make_run(ranks=0, nsys=False)
-    with pytest.raises(TraceError, match="nothing to parse"):
-        parse_run(run)
+def test_a_run_without_files_has_empty_tables_that_say_what_happened(make_run: MakeRun) -> None:
+    run = make_run(ranks=0, nsys=False, status="interrupted")
+    assert parse_run(run).lost == {"nothing_captured": 1}
+    assert {path.name for path in (run / "tables").iterdir()} == {declared.name for declared in TABLES}
+    assert len(table(run, "ranks")) == 0
+
+
+@pytest.mark.parametrize("status", ["failed", "complete"])
+def test_a_trace_of_another_run_costs_only_itself(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    monkeypatch.setattr(clocks, "MIN_SPAN_NS", 0)
+    run = make_run(ranks=2, status=status)
+    path = run / "raw" / "rank-1" / "torch.json.gz"
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    for event in trace["traceEvents"]:
+        event["ts"] += 0.5 * (event["ts"] - 10_000_000)  # half as fast again: no clock does that
+    path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+    lost = parse_run(run).lost
+    assert lost["trace_unreadable"] == 1
+    assert table(run, "ranks")["memory_source"].fillna("none").tolist() == ["kineto", "none"]
+    assert len(table(run, "zero_events", 1)) == len(table(run, "zero_events", 0))
+
+
+def test_samples_are_the_curve_that_the_peak_is_the_highest_point_of(make_run: MakeRun) -> None:
+    run = make_run(ranks=1, steps=1, kineto=False, counters=True)
+    parse_run(run)
+    samples, peaks = table(run, "memory_samples"), table(run, "peaks")
+    peak = peaks[peaks["scope"] == "run"].iloc[0]
+    curve = allocated_curve(open_run(run), 0)
+    assert (curve.ts_ns.tolist(), curve.size_bytes.tolist()) == (
+        samples["ts_ns"].tolist(), samples["allocated_bytes"].tolist())
+    assert curve.size_bytes.max() == peak["allocated_bytes"]
+    assert curve.ts_ns[curve.size_bytes.argmax()] == peak["ts_ns"]
+    for name in ("phases", "module_ranges", "zero_events"):
+        rows = table(run, name)
+        assert set(rows["start_ns"]) | set(rows["end_ns"]) <= set(samples["ts_ns"])
+    assert set(table(run, "marks")["ts_ns"]) <= set(samples["ts_ns"])
+    assert reserved_curve(open_run(run), 0).size_bytes.tolist() == [1 << 20] * len(samples)
+    assert peak["reserved_bytes"] == 1 << 20

@@ -66,6 +66,16 @@ def test_the_peak_without_some_storages_may_be_at_another_moment() -> None:
     assert without(curve(), allocated) is None
 
 
+def test_what_the_samples_save_is_taken_off_the_allocators_maximum() -> None:
+    sampled = Curve(ints(0, 10), ints(10, 30), sampled=True)
+    saving = without(sampled, curve((5, 15)), allocator_bytes=40)
+    assert saving is not None
+    assert (saving.peak_bytes, saving.without_bytes, saving.sampled) == (40, 25, True)
+    exact = without(curve((0, 10), (10, 30)), curve((5, 15)), allocator_bytes=40)
+    assert exact is not None
+    assert exact.peak_bytes == 30
+
+
 @given(TIMES, st.data())
 def test_taking_storages_off_never_raises_the_peak(times: list[int], data: st.DataObject) -> None:
     held = data.draw(st.lists(st.integers(0, 100), min_size=len(times), max_size=len(times)))

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from zeropeak.parse.pipeline import parse_run
 from zeropeak.parse.schema import BY_NAME
-from zeropeak.profile.errors import ZeropeakError
+from zeropeak.profile.errors import UsageError, ZeropeakError
 from zeropeak.reports import document, open_run, quality, write_report
 
 if TYPE_CHECKING:
@@ -190,6 +191,23 @@ def test_a_report_is_replaced_as_a_whole(tmp_path: Path) -> None:
 def test_the_empty_run_has_a_report(tmp_path: Path) -> None:
     result = write_report(empty(tmp_path))
     assert result.answer[0] == "The run is empty: no rank left anything behind."
+    assert [finding.verdict for finding in result.findings] == ["unknown", "unknown"]
+
+
+def test_a_moment_of_the_run_gets_a_figure_and_one_outside_is_refused(tmp_path: Path) -> None:
+    make(tmp_path)
+    names = [path.name for path in write_report(tmp_path, at_s=2e-8).paths]
+    assert "moment-composition.png" in names
+    for outside in (-1, 1.5, float("nan")):
+        with pytest.raises(UsageError, match=r"s is outside the run, which lasts 0\.000 s"):
+            write_report(tmp_path, at_s=outside)
+
+
+def test_a_run_that_ended_before_any_rank_wrote_says_so(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"schema": 1, "name": "r", "world_size": 2, "status": "interrupted"}')
+    assert parse_run(tmp_path).ranks == ()
+    result = write_report(tmp_path)
+    assert result.answer[0] == "The capture ended before any rank wrote anything."
     assert [finding.verdict for finding in result.findings] == ["unknown", "unknown"]
 
 

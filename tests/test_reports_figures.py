@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from zeropeak.parse.schema import BY_NAME
-from zeropeak.reports import composition, figures, open_run
+from zeropeak.reports import composition, figures, open_run, selection
+from zeropeak.reports.answer import answer
 from zeropeak.reports.around import When, around, parameters
 from zeropeak.reports.figures import lanes, memory_curve, parts, peak_zoom, ranks, released_alive, series, style
 from zeropeak.reports.story import read_story, run_start_ns
@@ -104,6 +105,7 @@ def rank_tables(rank: int, events: int = 40) -> dict[str, list[dict[str, Any]]]:
             "ts_ns": (half + 2) * MS + 1,
             "allocated_bytes": top,
             "event_id": half + 1,
+            "last_event_id": half,
             "module": f"layers.{half}",
         }
     ]
@@ -177,14 +179,53 @@ def test_counters_are_a_curve_and_the_title_of_a_cut_rank_does_not_claim_the_pea
     rows = rank_tables(0)
     for name in ("memory_events", "memory_blocks", "peaks", "peak_composition"):
         del rows[name]
-    for event in rows["zero_events"]:
-        event["allocated_before_bytes"] = event["allocated_after_bytes"] = event["event_id"] * KIB
+    rows["memory_samples"] = [
+        {"rank": 0, "ts_ns": event["start_ns"], "allocated_bytes": event["event_id"] * KIB}
+        for event in rows["zero_events"]
+    ]
     rows["ranks"][0] |= {"status": "out_of_memory", "memory_source": "counters", "memory_partial": True}
     run = make(tmp_path, rows)
     assert len(draw_all(run)) == 5
     data = memory_curve.build(read_story(run, 0), 0)
-    assert data.title.startswith("Rank 0 peaks at 40.0 KiB or more after ")
+    assert data.title.startswith("Rank 0 peaks at 40.0 KiB or more ")
     assert data.subtitle.startswith("out_of_memory: the rank's data ends at 44.0 ms; not shown: ")
+
+
+def test_the_allocators_own_maximum_is_the_peak_of_a_sampled_curve(tmp_path: Path) -> None:
+    members = [rank_tables(0), rank_tables(1)]
+    for rank, rows in enumerate(members):
+        rows["ranks"][0]["memory_source"] = "counters"
+        rows["marks"][0]["max_allocated_bytes"] = (50 - rank) * KIB
+        rows["peaks"][0] |= {"source": "counters", "allocator_peak_bytes": (50 - rank) * KIB}
+    run = make(tmp_path, *members)
+    assert selection.peak_bytes(run) == {0: 50 * KIB, 1: 49 * KIB}
+    page = answer(run, [])
+    assert page.worst == 0
+    assert page.headline == (
+        "Rank 0 peaks highest, at 50.0 KiB by the allocator's own counter, in the forward of step 0."
+    )
+    assert page.short()[1] == (
+        "Samples: The samples reached 21.0 KiB at 22.0 ms, in the backward of step 0, during wait layers.20. "
+        "20.0 KiB of it (95 %) were weights that ZeRO had already released."
+    )
+    assert memory_curve.build(read_story(run, 0), 0).title.startswith(
+        "Rank 0 peaks at 50.0 KiB; the samples reach 21.0 KiB during wait layers.20"
+    )
+    assert len(draw_all(run)) == 7
+
+
+def test_a_sample_after_the_last_mark_of_a_cut_rank_can_be_the_peak(tmp_path: Path) -> None:
+    rows = rank_tables(0)
+    rows["ranks"][0] |= {"memory_source": "counters", "status": "cut"}
+    rows["peaks"][0] |= {"source": "counters", "allocator_peak_bytes": 9 * KIB}
+    page = answer(make(tmp_path, rows), [])
+    assert page.headline.startswith("Rank 0 peaks at 21.0 KiB or more, in the backward of step 0, during wait")
+
+
+def test_a_sampled_peak_without_the_allocators_maximum_may_be_higher(tmp_path: Path) -> None:
+    rows = rank_tables(0)
+    rows["ranks"][0]["memory_source"] = rows["peaks"][0]["source"] = "counters"
+    assert answer(make(tmp_path, rows), []).headline.startswith("Rank 0 peaks at 21.0 KiB or more, in the backward")
 
 
 def test_the_titles_say_the_message(tmp_path: Path) -> None:

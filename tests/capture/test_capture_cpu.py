@@ -100,6 +100,8 @@ def test_the_memory_curve_adds_up(stage3: Captured) -> None:
         alive = own[(own["born_ns"] <= peak["ts_ns"]) & ~(own["freed_ns"] <= peak["ts_ns"])]
         assert alive["size_bytes"].sum() == peak["allocated_bytes"]
     keys = ["rank", "scope", "step", "phase"]
+    peaks = peaks.fillna({"step": -9, "phase": ""})
+    composition = composition.fillna({"step": -9, "phase": ""})
     summed = composition.groupby(keys, dropna=False)["size_bytes"].sum()
     loose = composition[composition["category"] == "unattributed"].set_index(keys)["size_bytes"]
     assert len(summed) == len(peaks)

@@ -3,7 +3,7 @@
 Rules, in this order:
 
 1. A registered storage that is not a full parameter has the category that the capture registered; one that this
-   version does not know is ``other``.
+   version does not know is ``other``. A persistent parameter is ``released_but_alive`` from its release on.
 2. A full (gathered) parameter is, at time t,
    ``released_but_alive`` when ZeRO had released it; else ``gathered_in_use`` when ``zero.GatheredParameters`` holds it
    or a module that uses it is running (its owner, or one whose fetch or wait named it); else, when no wait for it had
@@ -13,6 +13,8 @@ Rules, in this order:
 4. An unregistered block born while a module's forward ran (in a backward phase: recomputation), or elsewhere in a
    forward or eval phase, that outlived that module (or phase) is ``activations``, unless it also outlived the next
    step: what lives that long is not kept for a backward. (Of the last step nothing can be said, so it counts.)
+   One born elsewhere in a backward phase that outlived it, but not the next step, is a ``full_gradients``: gradients of
+   leaves are what backward leaves (that of an embedding's output under LoRA, say).
 5. Any other unregistered block born and freed within one module's forward or within one phase is ``workspace``.
 6. What is left (blocks from before the known history, born in no phase, or outliving their phase with no owner) is
    ``unattributed``, together with the difference between the measured curve and the blocks. So the rows of a moment sum
@@ -84,6 +86,8 @@ class Composition:
             if name is not None:
                 self._code[row] = _CODE[_STORED.get(name, "other")]
         full = np.array([name == Stored.PARAM_FULL for name in category], bool)
+        persistent = np.array([name == Stored.PARAM_PERSISTENT for name in category], bool)
+        self._left_at = np.where(persistent, ints(blocks["released_ns"], ALIVE), ALIVE)
         self._full = np.where(full, np.cumsum(full) - 1, NONE)
         self._parameters = _FullParameters(blocks.take(np.flatnonzero(full)), timeline, event_params, params)
 
@@ -99,6 +103,7 @@ class Composition:
             Categories that hold a block, and always ``unattributed``; the bytes sum to ``allocated_bytes``.
         """
         code, full = self._code[alive], self._full[alive]
+        code[self._left_at[alive] <= ts] = _CODE["released_but_alive"]
         gathered = np.flatnonzero(full != NONE)
         code[gathered] = self._parameters.codes(ts, full[gathered])
         count = np.bincount(code, minlength=len(NAMES))
@@ -130,6 +135,8 @@ def _unregistered_codes(blocks: pa.Table, timeline: Timeline) -> Ints:
     next_step_end = timeline.step_end(np.minimum(step + 1, timeline.last_step))
     short = (gone <= next_step_end) | (step >= timeline.last_step)
     code[(forward | forward_phase) & (gone > scope_end) & short] = _CODE["activations"]
+    backward_phase = _pick(_is_in(timeline.phases.rows["phase"], (Phase.BACKWARD,)), phase_row) & in_phase
+    code[backward_phase & ~forward & (gone > phase_end) & short] = _CODE["full_gradients"]
     event_row = timeline.events.innermost.at(born)
     gathering = _is_in(timeline.events.rows["kind"], (*_LAUNCHES, Kind.WAIT))
     code[_pick(gathering, event_row) & (event_row != NONE)] = _CODE["gather_buffers"]

@@ -48,7 +48,8 @@ def read(path: Path, sink: Sink) -> Source:
     Args:
         path: the rank's folder, ``raw/rank-<r>``.
         sink: takes zero_events, zero_event_params, phases, module_ranges, modules, params, marks, retained and, for
-            each registered storage, a row of memory_blocks with ``source`` log.
+            each registered storage, a row of memory_blocks with ``source`` log; memory_samples where the log holds
+            the allocator's counters.
     """
     streams: dict[str, pa.Table] = {}
     whole = True
@@ -62,6 +63,7 @@ def read(path: Path, sink: Sink) -> Source:
     sink.write("modules", streams["modules"])
     sink.write("params", streams["params"])
     sink.write("marks", streams["marks"])
+    sink.write("memory_samples", _samples(streams["events"], streams["marks"]))
     _write_events(events, streams["event_params"], names, sink)
     freed = _free_times(events, streams["event_params"])
     blocks = _storages(streams["storages"], freed, sink)
@@ -176,6 +178,16 @@ def _write_module_ranges(ran: pa.Table, names: _Names, sink: Sink) -> None:
     kept = kept.append_column("module", name).append_column("direction", direction)
     kept = kept.append_column("allocated_before_bytes", ran["before"])
     sink.write("module_ranges", kept.append_column("allocated_after_bytes", ran["after"]))
+
+
+def _samples(events: pa.Table, marks: pa.Table) -> pa.Table:
+    """The allocator's counters wherever they were read, in time order (as logged among equal times)."""
+    columns = ["ts_ns", "allocated_bytes", "reserved_bytes"]
+    rows = pa.concat_tables([events.select(columns), marks.select(columns)])
+    read = pc.or_(pc.is_valid(rows["allocated_bytes"]), pc.is_valid(rows["reserved_bytes"]))
+    rows = rows.filter(pc.and_(read, pc.is_valid(rows["ts_ns"])))
+    rows = rows.take(pa.array(np.argsort(ints(rows["ts_ns"]), kind="stable")))
+    return rows.append_column("source", pa.repeat(pa.scalar("log"), rows.num_rows))
 
 
 def _free_times(events: pa.Table, event_params: pa.Table) -> pa.Table:

@@ -73,7 +73,9 @@ def choose(
     """
     chosen = Chosen()
     unranked: list[TraceFile] = []
-    for path, label in _expand(paths).items():
+    found = _expand(paths)
+    ranks = _by_path(ranks, found)
+    for path, label in found.items():
         try:
             kind = sniff(path)
             if kind == "nsys":
@@ -105,6 +107,21 @@ def choose(
         reasons = "; ".join(f"{label}: {problem}" for label, problem in chosen.refused[:3])
         raise UsageError(f"no trace in {', '.join(map(str, paths))}" + (f" ({reasons})" if reasons else ""))
     return chosen
+
+
+def _by_path(ranks: Mapping[Path, int], found: Iterable[Path]) -> dict[Path, int]:
+    """The user's ranks by the paths found: a file is named by its path or, where that is enough, by its name."""
+    known: dict[Path, int] = {}
+    for named, rank in ranks.items():
+        same = [path for path in found if path == named or path.resolve() == named.resolve()]
+        same = same or [path for path in found if path.name == str(named)]
+        if len(same) != 1:
+            problem = "no such file among the traces" if not same else "several traces have this name; give the path"
+            raise UsageError(f"--rank {named}={rank}: {problem}")
+        if not 0 <= rank < 1 << 22:
+            raise UsageError(f"--rank {named}={rank}: a rank is at least 0 and below {1 << 22}")
+        known[same[0]] = rank
+    return known
 
 
 def rank_in_name(path: Path) -> int | None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Raw, Struct, field
 
-from zeropeak.parse.kineto_mend import mend
 from zeropeak.parse.kineto_packets import MEMORY, OUT_OF_MEMORY
 from zeropeak.profile.labels import RECORD_PREFIX
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Callable, Sequence
 
     from zeropeak.parse.kineto_packets import Packets
@@ -179,7 +179,6 @@ class Events:
         self._labels: dict[type, str] = {}
         self._known: set[str] = set()
         self._categories: dict[type, str] = {}
-        self._ops: set[type] = set()
         for category in (*KEPT, *_FREQUENT):
             self._learn(category)
         self._decode = self._decoder()
@@ -200,20 +199,14 @@ class Events:
             return False
         self._counts["events"] += len(events)
         self.phases += len(events)
-        found: Counter[Any] = Counter(map(type, events))
-        for kind, count in found.items():
-            self._counts[self._labels[kind]] += count
-            if kind in self._ops:
-                # Most events are operators, and few of those are kept: the hottest line.
-                self._wait(self._categories[kind], [
-                    one for one in events
-                    if type(one) is kind and (one.name == COMMS_NAME or one.name.startswith(RECORD_PREFIX))
-                ])
-        kept = {kind: self._categories[kind] for kind in found if kind in self._categories and kind not in self._ops}
-        if kept:
-            some = [one for one in events if type(one) in kept]
-            for kind, category in kept.items():
-                self._wait(category, [one for one in some if type(one) is kind])
+        found: dict[Any, list[Any]] = defaultdict(list)
+        for one in events:  # the hottest line
+            found[type(one)].append(one)
+        for kind, some in found.items():
+            self._counts[self._labels[kind]] += len(some)
+            category = self._categories.get(kind)
+            if category is not None:
+                self._wait(category, some if KEPT[category] is not Op else [one for one in some if _is_kept(one.name)])
         return True
 
     def single(self, text: bytes) -> bool:
@@ -224,6 +217,8 @@ class Events:
         try:
             head, category, event = self._one(text)
         except _INVALID:
+            from zeropeak.parse.kineto_mend import mend  # not above: starting up is a part of the time to beat
+
             mended = mend(text)
             if mended is None:
                 return False
@@ -297,7 +292,7 @@ class Events:
             if kind is Op and not isinstance(bare.name, str):
                 event.name = ""
             self._counts["args_unreadable"] += 1
-        if kind is Op and not (event.name == COMMS_NAME or event.name.startswith(RECORD_PREFIX)):
+        if kind is Op and not _is_kept(event.name):
             event = None
         return head, category, event
 
@@ -321,11 +316,14 @@ class Events:
         self._known.add(f"events.{category}")
         if base:
             self._categories[kind] = category
-        if base is Op:
-            self._ops.add(kind)
 
     def _decoder(self) -> Callable[[memoryview], list[Any]]:
         kinds: Any = None
         for kind in self._labels:
             kinds = kind if kinds is None else kinds | kind
         return msgspec.json.Decoder(list[kinds]).decode
+
+
+def _is_kept(name: str) -> bool:
+    """Whether an operator of this name fills a table; few do."""
+    return name == COMMS_NAME or name.startswith(RECORD_PREFIX)

@@ -53,20 +53,11 @@ def read_manifest(run: Path) -> Manifest:
     Raises:
         ZeropeakError: there is none, it is not JSON, or a newer zeropeak wrote it.
     """
-    path = run / "run.json"
-    if not path.is_file():
+    raw = read_run_json(run)
+    if raw is None:
         raise ZeropeakError(
             f"{run}: no run.json, so this is not a run directory; give the folder that a capture wrote, "
             "or trace files with --out"
-        )
-    raw = _read_object(path)
-    schema = raw.get("schema")
-    if not isinstance(schema, int):
-        raise TraceError(path, "no schema number; the file is damaged, capture again")
-    if schema > RUN_SCHEMA:
-        raise ZeropeakError(
-            f"{path}: written by a newer zeropeak (run schema {schema}, this one reads up to {RUN_SCHEMA}); "
-            "update zeropeak"
         )
     world_size = raw.get("world_size")
     return Manifest(
@@ -78,6 +69,27 @@ def read_manifest(run: Path) -> Manifest:
     )
 
 
+def read_run_json(run: Path) -> dict[str, Any] | None:
+    """The object in ``run.json`` of a run directory; None when there is none (a run that zeropeak did not capture).
+
+    Raises:
+        ZeropeakError: a newer zeropeak wrote it.
+        TraceError: it is not JSON, or not a manifest.
+    """
+    path = run / "run.json"
+    if not path.is_file():
+        return None
+    raw = read_object(path)
+    schema = raw.get("schema")
+    if not isinstance(schema, int):
+        raise TraceError(path, "no schema number; the file is damaged, capture again")
+    if schema > RUN_SCHEMA:
+        raise ZeropeakError(
+            f"{path}: written by a newer zeropeak (schema {schema}, this one reads up to {RUN_SCHEMA}); update zeropeak"
+        )
+    return raw
+
+
 def read_rank(folder: Path, rank: int) -> RankInfo | None:
     """Read ``rank.json`` of a rank's folder; None when it is missing (the rank died before writing it).
 
@@ -87,7 +99,7 @@ def read_rank(folder: Path, rank: int) -> RankInfo | None:
     path = folder / "rank.json"
     if not path.is_file():
         return None
-    raw = _read_object(path)
+    raw = read_object(path)
     clock = raw.get("clock") or {}
     boot = None
     if isinstance(clock.get("monotonic_ns"), int) and isinstance(clock.get("unix_ns"), int):
@@ -104,11 +116,16 @@ def read_rank(folder: Path, rank: int) -> RankInfo | None:
     )
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        TraceError: the file holds none.
+    """
     try:
         found = json.loads(path.read_bytes())
     except ValueError as error:
-        raise TraceError(path, f"not JSON ({error}); the file is damaged, capture again") from error
+        raise TraceError(path, f"not valid JSON ({error}); the file is damaged, capture again") from error
     if not isinstance(found, dict):
         raise TraceError(path, "not a JSON object; the file is damaged, capture again")
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
     Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
     Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
-
-SEGMENTS: Final = ("segment_alloc", "segment_free")
-
 
 @dataclass(frozen=True)
 class Memory:

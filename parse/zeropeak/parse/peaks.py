@@ -80,6 +80,7 @@ def peak_tables(
         if peak is None:
             continue
         key = {"scope": scope.scope, "step": scope.step, "phase": scope.phase}
+        in_flight = timeline.event_at(peak.ts_ns)
         peaks.append({
             **key,
             "ts_ns": peak.ts_ns,
@@ -87,8 +88,8 @@ def peak_tables(
             "reserved_bytes": reserved.value_at(reserved.position(peak.ts_ns)) if reserved else None,
             "allocator_peak_bytes": _counter_peak(marks, scope),
             "partial": not all(curve.covers(start, end) for start, end in scope.windows),
-            "event_id": timeline.event_at(peak.ts_ns),
-            "last_event_id": timeline.last_event_before(peak.ts_ns),
+            "event_id": in_flight,
+            "last_event_id": timeline.last_event_before(peak.ts_ns, in_flight),
             "module": timeline.module_at(peak.ts_ns),
             "source": memory.source,
         })
@@ -105,11 +106,13 @@ def mark_tables(memory: Memory, composition: Composition, marks: pa.Table) -> tu
     since: int | None = None
     for row in sorted(marks.to_pylist(), key=lambda row: row["ts_ns"]):
         ts = row["ts_ns"]
-        if curve is not None and not curve.sampled and row["allocated_bytes"] is None and ts <= curve.end_ns:
+        known = curve is not None and curve.covers(ts, ts)
+        if curve is not None and known and not curve.sampled and row["allocated_bytes"] is None:
             row["allocated_bytes"] = curve.value_at(curve.position(ts))
             first = curve.start_ns if since is None else since
-            row["max_allocated_bytes"] = curve.peak(first, ts).allocated_bytes
-        if curve is not None and row["allocated_bytes"] is not None:
+            if curve.covers(first, ts):
+                row["max_allocated_bytes"] = curve.peak(first, ts).allocated_bytes
+        if curve is not None and row["allocated_bytes"] is not None and ts >= curve.start_ns:
             key = {name: row[name] for name in ("step", "micro_step", "mark", "ts_ns")}
             alive = memory.alive(curve.position(ts), ts)
             for category, (size, count) in composition.at(ts, alive, row["allocated_bytes"]).items():
@@ -120,12 +123,12 @@ def mark_tables(memory: Memory, composition: Composition, marks: pa.Table) -> tu
 
 
 def _highest(curve: Curve, scope: Scope) -> Peak | None:
-    """First of the highest points within the windows, as far as the curve goes."""
+    """First of the highest points within the windows, as far as the curve is known."""
     best: Peak | None = None
     for start, end in scope.windows:
-        if start > curve.end_ns:
+        if start > curve.end_ns or end < curve.start_ns:
             continue
-        found = curve.peak(start, min(end, curve.end_ns))
+        found = curve.peak(max(start, curve.start_ns), min(end, curve.end_ns))
         if best is None or found.allocated_bytes > best.allocated_bytes:
             best = found
     return best

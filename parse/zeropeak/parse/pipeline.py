@@ -13,9 +13,10 @@ from zeropeak.parse.node import NodeView, read_node
 from zeropeak.parse.placing import Trace, clock_row
 from zeropeak.parse.rank import RankInput, write_rank
 from zeropeak.parse.readers import reader
+from zeropeak.parse.schema import TABLES
 from zeropeak.parse.sink import MemorySink
 from zeropeak.parse.spool import Spool
-from zeropeak.parse.stats import Stats
+from zeropeak.parse.stats import NOTHING_CAPTURED, Stats
 from zeropeak.parse.workers import do
 from zeropeak.parse.writer import TableFiles, TableWriter
 from zeropeak.profile.errors import TraceError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     """Called with what is being read, how many files are done, and how many there are."""
 
 LOG_TABLES = ("zero_events", "zero_event_params", "phases", "module_ranges", "modules", "params", "retained", "marks",
-              "memory_blocks")
+              "memory_blocks", "memory_samples")
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,12 @@ def parse_run(run: Path, *, workers: int | None = None, progress: Progress | Non
         progress: called after each export and each rank.
 
     Raises:
-        ZeropeakError: no run directory, a newer run, or nothing in it to read.
+        ZeropeakError: no run directory, or a newer run.
         TraceError: a file that a capture always writes whole cannot be read.
     """
     manifest = read_manifest(run)
     folders = _rank_folders(run)
     exports = _exports(run)
-    if not folders and not exports:
-        raise TraceError(run / "raw", "nothing to parse: the capture ended before any rank wrote a file; capture again")
     total = len(folders) + len(exports)
     stats = Stats()
     infos = {rank: read_rank(folder, rank) for rank, folder in folders.items()}
@@ -88,6 +87,9 @@ def parse_run(run: Path, *, workers: int | None = None, progress: Progress | Non
             stats.absorb(counted)
             if progress:
                 progress(f"rank {job.rank}", done, total)
+        if not folders and not exports:
+            for table in TABLES:
+                writer.write(table.name, table.arrow.empty_table(), None)
         writer.write("import_stats", stats.table())
     return ParseSummary(
         run / "tables", tuple(folders), writer.rows, stats.total("lost") | stats.total("error"), stats.total("mended")
@@ -190,6 +192,8 @@ def _count_missing(
 ) -> None:
     """Count what a whole run would have and this one has not."""
     scope = stats.scope("run.json", None)
+    if not infos and not exports:
+        scope.count(NOTHING_CAPTURED, 1, "lost", "the capture ended before any rank wrote a file; capture again")
     if manifest.world_size and not manifest.fake_world:
         missing = sorted(set(range(manifest.world_size)) - set(infos))
         shown = ", ".join(str(rank) for rank in missing[:8]) + (", ..." if len(missing) > 8 else "")

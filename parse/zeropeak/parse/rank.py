@@ -16,6 +16,7 @@ from zeropeak.parse.peaks import mark_tables, peak_tables
 from zeropeak.parse.placing import Trace, clock_row, place
 from zeropeak.parse.schema import BY_NAME
 from zeropeak.parse.timeline import Timeline
+from zeropeak.profile.errors import TraceError
 
 if TYPE_CHECKING:
     from zeropeak.parse.manifest import RankInfo
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 SLACK_NS: Final = 1_000_000
 """Upper bound on how far a storage's registration may seem to precede its block's birth."""
 
-FROM_LOG: Final = ("zero_events", "zero_event_params", "phases", "module_ranges", "modules", "params", "retained")
+FROM_LOG: Final = ("zero_events", "zero_event_params", "phases", "module_ranges", "modules", "params", "retained",
+                   "memory_samples")
 
 
 @dataclass
@@ -72,7 +74,13 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
     memory: Memory | None = None
     partial = False
     for trace in sorted(given.traces, key=lambda trace: trace.source.reader != "snapshot"):
-        placed = place(trace, begun, writer, rank)
+        try:
+            placed = place(trace, begun, writer, rank)
+        except TraceError as error:
+            if not given.log_file:
+                raise  # a file that the user named, not one of a run that still has its log
+            stats.scope(trace.file, trace.source.reader, rank).count("trace_unreadable", 1, "error", error.problem)
+            continue
         clock, span = placed.clock, placed.span
         if trace.source.reader == "snapshot" and _whole_history(given.info) and (window := _window(log)) is not None:
             # Nothing was dropped from the ring: where it is silent, before its first and after its last entry, nothing
@@ -99,8 +107,7 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
         )
         partial = trace.source.partial
     if memory is None:
-        samples = _samples(log, "allocated")
-        memory = from_counters(samples, log["memory_blocks"], timeline, device, _window(log))
+        memory = from_counters(_samples(log, "allocated_bytes"), log["memory_blocks"], timeline, device, _window(log))
     writer.write("memory_events", memory.events, rank)
     writer.write("memory_blocks", memory.blocks, rank)
     writer.write("memory_blocks", memory.other_blocks, rank)
@@ -112,7 +119,7 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
     writer.write("mark_composition", mark_parts, rank)
     window = _window(log) or given.span or _curve_window(memory)
     if window is not None:
-        reserved = reserved_curve(memory, given.segments, _samples(log, "reserved"))
+        reserved = reserved_curve(memory, given.segments, _samples(log, "reserved_bytes"))
         peaks, parts = peak_tables(memory, composition, timeline, marks, window, reserved)
         writer.write("peaks", peaks, rank)
         writer.write("peak_composition", parts, rank)
@@ -135,18 +142,10 @@ def _begin_times(log: dict[str, pa.Table]) -> tuple[Any, Any]:
     return ints(joined["event_id"]), ints(joined["start_ns"])
 
 
-def _samples(log: dict[str, pa.Table], what: str) -> pa.Table:
-    """The allocator's counters (``allocated`` or ``reserved``) at events and marks."""
-    found = []
-    for table, time, value in (
-        ("zero_events", "start_ns", f"{what}_before_bytes"), ("zero_events", "end_ns", f"{what}_after_bytes"),
-        ("module_ranges", "start_ns", f"{what}_before_bytes"), ("module_ranges", "end_ns", f"{what}_after_bytes"),
-        ("marks", "ts_ns", f"{what}_bytes"),
-    ):
-        if value in log[table].schema.names:
-            found.append(log[table].select([time, value]).rename_columns(["ts_ns", f"{what}_bytes"]))
-    samples = pa.concat_tables(found)
-    return samples.filter(pc.and_(pc.is_valid(samples["ts_ns"]), pc.is_valid(samples[f"{what}_bytes"])))
+def _samples(log: dict[str, pa.Table], counter: str) -> pa.Table:
+    """Readings of one counter."""
+    samples = log["memory_samples"].select(["ts_ns", counter])
+    return samples.filter(pc.is_valid(samples[counter]))
 
 
 def _window(log: dict[str, pa.Table]) -> tuple[int, int] | None:
@@ -206,8 +205,12 @@ def _check_join(given: RankInput, begun: tuple[Any, Any], stats: Stats) -> None:
     known = np.unique(begun[0])
     scope.count("nvtx_joined", int(np.isin(ids, known).sum()), "info", "NVTX ranges with their event-log row")
     scope.count("nvtx_doubled", int((counts - 1).sum()), "error", "NVTX ranges with an id that another one has")
-    scope.count("nvtx_without_event", int((~np.isin(ids, known)).sum()), "error",
-                "NVTX ranges whose event is not in the event log")
+    strays = int((~np.isin(ids, known)).sum())
+    if given.cut:
+        scope.count("nvtx_without_event", strays, "lost", "events that nsys saw and the log had not written yet when "
+                    "the rank stopped: known by name and time only (table nvtx_ranges)")
+    else:
+        scope.count("nvtx_without_event", strays, "error", "NVTX ranges whose event is not in the event log")
     if not given.cut:
         scope.count("event_without_nvtx", int((~np.isin(known, ids)).sum()), "error",
                     "events of the log whose NVTX range nsys did not record")

@@ -100,8 +100,9 @@ def unmatched_table(storages: pa.Table, timeline: Timeline, device: str | None, 
 
 
 def _released(count: int, block_of_storage: Ints, storages: pa.Table) -> Ints:
-    """When ZeRO had released all full parameters that lie in a block; ALIVE where it has not."""
-    full = pc.equal(storages["category"], Stored.PARAM_FULL.value).fill_null(False).to_numpy(zero_copy_only=False)
+    """When ZeRO had released all gathered parameters that lie in a block; ALIVE where it has not."""
+    gathered = pa.array([Stored.PARAM_FULL.value, Stored.PARAM_PERSISTENT.value])
+    full = pc.is_in(storages["category"], gathered).to_numpy(zero_copy_only=False)
     place = np.flatnonzero(full & (block_of_storage >= 0))
     last = np.full(count, BEFORE)
     np.maximum.at(last, block_of_storage[place], ints(storages["released_ns"], ALIVE)[place])

@@ -235,6 +235,19 @@ TABLES: Final = (
         ("rank", "ts_ns"),
     ),
     Table(
+        "memory_samples",
+        "The allocator's counters as read at the begin and end of each event, module range and phase, and at the "
+        "marks; the curve of ranks whose memory_source is counters. Empty on CPU, which has no such counters.",
+        (
+            _key(),
+            Column("ts_ns", INT, "when", nullable=False),
+            Column("allocated_bytes", INT, "allocated by live tensors"),
+            Column("reserved_bytes", INT, "held by the caching allocator"),
+            _SOURCE,
+        ),
+        ("rank", "ts_ns"),
+    ),
+    Table(
         "memory_blocks",
         "Lifetimes of allocations.",
         (
@@ -335,7 +348,7 @@ TABLES: Final = (
                    "the marks; above allocated_bytes when the curve is sampled and the peak fell between two samples"),
             Column("partial", FLAG, "true when the curve does not cover the whole scope: the real peak may be higher"),
             Column("event_id", INT, "innermost ZeRO event in flight; null when none was"),
-            Column("last_event_id", INT, "last ZeRO event that had begun by then"),
+            Column("last_event_id", INT, "last ZeRO event other than event_id that had begun by then"),
             Column("module", TEXT, "innermost module that was running"),
             _SOURCE,
         ),

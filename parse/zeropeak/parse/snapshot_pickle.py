@@ -11,7 +11,6 @@ import contextlib
 import gc
 import os
 import pickle
-import resource
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -83,6 +82,8 @@ def address_space(extra_bytes: int | None) -> Iterator[None]:
     if extra_bytes is None or not statm.exists():
         yield
         return
+    import resource  # Where there is no /proc, there may be no such module either.
+
     with _ADDRESS_SPACE:
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         size = int(statm.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + extra_bytes
@@ -127,7 +128,7 @@ def load(path: Path, *, max_bytes: int = MAX_PICKLE_BYTES, memory_bytes: int | N
             "memory, or record less with torch.cuda.memory._record_memory_history(max_entries=...)",
         ) from error
     except OSError as error:
-        raise TraceError(path, f"cannot be read: {error.strerror}") from error
+        raise TraceError(path, f"cannot be read: {error.strerror or error}") from error
     return _require_snapshot(path, found)
 
 
@@ -173,7 +174,7 @@ def _require_pickle(path: Path, head: bytes) -> None:
         raise TraceError(path, f"the file is empty; {HOW_TO_WRITE}")
     if head[:2] == b"PK":
         raise TraceError(path, f"a zip archive (torch.save writes those), not a memory snapshot; {HOW_TO_WRITE}")
-    if head[0] != 0x80 or not 2 <= head[1] <= pickle.HIGHEST_PROTOCOL:
+    if len(head) < 2 or head[0] != 0x80 or not 2 <= head[1] <= pickle.HIGHEST_PROTOCOL:
         raise TraceError(path, f"not a pickle; {HOW_TO_WRITE}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from zeropeak.parse.sink import Severity
+
+
+NOTHING_CAPTURED: Final = "nothing_captured"
+"""Counted when a run holds nothing but its manifest."""
 
 
 @dataclass

@@ -74,9 +74,11 @@ class Timeline:
         found: int | None = self.events.column_at("event_id", np.array([ts]))[0].as_py()
         return found
 
-    def last_event_before(self, ts: int) -> int | None:
-        """Id of the last ZeRO event that had begun by then."""
+    def last_event_before(self, ts: int, but: int | None = None) -> int | None:
+        """Id of the last ZeRO event that had begun by then; of the last two when the last is ``but``."""
         place = int(np.searchsorted(self._begun, ts, "right")) - 1
+        if place >= 0 and self._begun_ids[place] == but:
+            place -= 1
         return int(self._begun_ids[place]) if place >= 0 and self._begun_ids[place] >= 0 else None
 
     def module_at(self, ts: int) -> str | None:

@@ -49,7 +49,7 @@ def check_target(run_dir: Path, *, force: bool) -> None:
     """Raise UsageError when ``run_dir`` is something that must not be overwritten. Changes nothing."""
     if not run_dir.exists() or (run_dir.is_dir() and not any(run_dir.iterdir())):
         return
-    if not run_dir.is_dir() or not ((run_dir / manifest.FILE).is_file() or (run_dir / "raw" / PLAN).is_file()):
+    if not manifest.is_run(run_dir):
         raise UsageError(f"{run_dir}: exists and is not a run directory; choose another --out")
     if not force:
         raise UsageError(f"{run_dir}: exists; --force overwrites it, --out chooses another folder")
@@ -147,7 +147,7 @@ def _train(
         return "disk_cap" if folder_bytes(run_dir) > cap else None
 
     # nsys leaves recordings, program output and world-writable folders in the temporary folder: it gets its own.
-    with tempfile.TemporaryDirectory(prefix="zeropeak-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="zeropeak-", ignore_cleanup_errors=True) as temporary:
         with Capture(
             _command(plan, run_dir, nsys),
             {**environ, **_threads(plan, environ), "TMPDIR": temporary},
@@ -225,7 +225,7 @@ def _export(nsys: Nsys, raw: Path, temporary: Path) -> list[str]:
 def _verdict(raw: Path, plan: Plan, code: int, reason: str | None) -> tuple[Status, dict[str, Any] | None]:
     ends = {rank: _rank_info(raw, rank) for rank in range(plan.processes)}
     if reason == "interrupted":
-        return Status.INTERRUPTED, {"rank": None, "kind": "interrupt", "message": "Ctrl-C", "exit_code": code}
+        return Status.INTERRUPTED, _failure(None, "interrupt", "interrupted", code)
     if reason is not None:
         return Status.FAILED, _failure(None, reason, "stopped: the disk cap was reached", code)
     if code == 0 and all(end.get("ended") == Status.COMPLETE.value for end in ends.values()):
@@ -238,6 +238,8 @@ def _verdict(raw: Path, plan: Plan, code: int, reason: str | None) -> tuple[Stat
     unfinished = [one for one, end in ends.items() if end.get("ended") != Status.COMPLETE.value]
     culprit = first[0] if first is not None else unfinished[0] if unfinished else None
     error = ends[culprit].get("error") if culprit is not None else None
+    if first is None and exit_code < 0:
+        return Status.FAILED, _failure(None, "signal", f"the launcher was killed by signal {-exit_code}", exit_code)
     if exit_code < 0:
         return Status.FAILED, _failure(culprit, "signal", f"killed by signal {-exit_code}", exit_code)
     return Status.FAILED, _failure(

@@ -77,6 +77,8 @@ def load(config: str) -> DsConfig:
         raise UsageError(f"{config}:{problem.lineno}:{problem.colno}: not JSON: {problem.msg}") from None
     except UnicodeDecodeError as problem:
         raise UsageError(f"{config}: not UTF-8 text (byte {problem.start})") from None
+    except (ValueError, RecursionError) as problem:
+        raise UsageError(f"{config}: no usable JSON: {problem}") from None
     if not isinstance(values, dict):
         raise UsageError(f"{config}: a DeepSpeed config is a JSON object, this is a {type(values).__name__}")
     _check_stage(values, config)
@@ -106,6 +108,8 @@ def apply_settings(config: DsConfig, settings: tuple[str, ...]) -> None:
             value = json.loads(text)
         except json.JSONDecodeError:
             value = text
+        except (ValueError, RecursionError) as problem:
+            raise UsageError(f"--set {key}: no usable value: {problem}") from None
         config.set(key, value, "--set")
     _check_stage(config.values, "--set")
 
@@ -157,7 +161,7 @@ def fill(
         "optimizer.params.weight_decay": 0.0,
         "scheduler.params.warmup_min_lr": 0.0,
         "scheduler.params.warmup_max_lr": lr,
-        "scheduler.params.warmup_num_steps": 0,
+        "scheduler.params.warmup_num_steps": 1,  # DeepSpeed takes no 0
         "scheduler.params.total_num_steps": 1000,
         "zero_optimization.stage3_gather_16bit_weights_on_model_save": False,
     }

@@ -21,6 +21,15 @@ def write(run_dir: Path, values: dict[str, Any]) -> None:
     draft.replace(run_dir / FILE)
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run directory of ours: only such a one is ever overwritten."""
+    try:
+        values = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and isinstance(values.get("schema"), int) and "tool" in values
+
+
 def update(run_dir: Path, **values: Any) -> dict[str, Any]:
     """Change some keys of ``run.json``; returns all of it."""
     known: dict[str, Any] = json.loads((run_dir / FILE).read_text(encoding="utf-8"))

@@ -206,12 +206,11 @@ class Observers:
         storage = self.storages.find(param.data)
         if storage is None:
             return None
-        event = self.recorder.point(
-            Kind.FREE, self.index.param_names[number], [(number, storage.address, storage.storage_id)]
-        )
         # With one rank in the group nothing is gathered: the full parameter is the shard, and stays by design.
         shard = getattr(param, "ds_tensor", None)
         kept = shard is not None and shard.untyped_storage()._cdata == param.data.untyped_storage()._cdata
+        released = None if kept else storage.storage_id
+        event = self.recorder.point(Kind.FREE, self.index.param_names[number], [(number, storage.address, released)])
         return number, storage, event, kept
 
     def free_ended(self, token: tuple[int, Any, int, bool] | None, result: object, *_: object) -> None:

@@ -41,8 +41,8 @@ class Options:
         """Raise UsageError for a value that cannot work."""
         for name in ("ranks", "steps", "seq", "micro_batch", "grad_accum", "lora_rank"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+            if value is not None and not 1 <= value < 1 << 22:
+                raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least 1 and below {1 << 22}")
         for name, allowed in (("dtype", DTYPES), ("attention", ATTENTIONS), ("lora", LORAS)):
             if getattr(self, name) not in allowed:
                 raise UsageError(f"--{name} {getattr(self, name)}: one of {', '.join(allowed)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from zeropeak.profile import ds_config
+from zeropeak.profile.errors import UsageError
 from zeropeak.profile.options import Options, Plan
 from zeropeak.profile.presets import PRESETS, SEED, choose, read_shape
 from zeropeak.profile.text import read_bytes
@@ -43,6 +44,10 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu]) -> Plan:
     seq = options.seq or (SEQ_GPU if gpus else SEQ_CPU)
     micro_batch = options.micro_batch or _integer(config.get("train_micro_batch_size_per_gpu"), 1)
     grad_accum = options.grad_accum or _grad_accum(config, micro_batch, options.ranks)
+    if micro_batch < 1 or grad_accum < 1:
+        raise UsageError(
+            f"{options.config}: batch sizes below 1 (micro-batch {micro_batch}, accumulation {grad_accum})"
+        )
     if options.model != "auto":
         shape = read_shape(options.model)
     elif gpus:
@@ -86,7 +91,7 @@ def _grad_accum(config: ds_config.DsConfig, micro_batch: int, ranks: int) -> int
     """What the config says, or what its train_batch_size means for this micro-batch and world, as DeepSpeed has it."""
     said = _integer(config.get("gradient_accumulation_steps"), 0)
     batch = _integer(config.get("train_batch_size"), 0)
-    return said or max(1, batch // (micro_batch * ranks))
+    return said or max(1, batch // max(1, micro_batch * ranks))
 
 
 def _integer(value: object, default: int) -> int:

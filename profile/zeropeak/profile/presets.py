@@ -75,6 +75,10 @@ def read_shape(model: str) -> Shape:
         config = json.loads(path.read_text())
     except json.JSONDecodeError as problem:
         raise UsageError(f"{path}:{problem.lineno}:{problem.colno}: not JSON: {problem.msg}") from None
+    except (ValueError, RecursionError) as problem:
+        raise UsageError(f"{path}: no usable JSON: {problem}") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{path}: a model's config is a JSON object, this is a {type(config).__name__}")
     sizes = []
     for names in (
         ("num_hidden_layers", "n_layer", "num_layers"),

@@ -18,6 +18,9 @@ UMASK: Final = "ZEROPEAK_UMASK"
 """Environment variable with the user's umask, octal: nsys starts its program with none, and every file of the run
 would be writable by everybody."""
 
+OWNER: Final = "ZEROPEAK_OWNER"
+"""Environment variable with the process id of the command that started the capture: ranks stop when it is gone."""
+
 MARK: Final = "ZEROPEAK_CAPTURE"
 """Environment variable whose value names the capture that a process belongs to; it survives daemons' double forks."""
 
@@ -48,7 +51,7 @@ class Capture:
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
-                env={**own, MARK: mark, UMASK: f"{_umask():o}"},
+                env={**own, MARK: mark, UMASK: f"{_umask():o}", OWNER: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -85,10 +88,11 @@ class Capture:
             reason = "interrupted"
         try:
             if reason is not None:
-                self.interrupt()
                 deadline = time.monotonic() + GRACE_S
+                asked: set[int] = set()
                 while self._process.poll() is None and time.monotonic() < deadline:
-                    time.sleep(0.2)
+                    self._interrupt(asked)  # again and again: a rank may only be about to start
+                    time.sleep(0.5)
             self.end()
         except KeyboardInterrupt:  # a second Ctrl-C: do not wait
             reason = "interrupted"
@@ -96,10 +100,11 @@ class Capture:
         self._show_new()
         return self._process.returncode, reason
 
-    def interrupt(self) -> None:
-        """Ask every rank to stop."""
+    def _interrupt(self, asked: set[int]) -> None:
+        """Ask every rank that was not asked yet to stop."""
         for process in self._marked():
-            if "RANK" in _environ(process) and _is_rank(process):
+            if process.pid not in asked and "RANK" in _environ(process) and _is_rank(process):
+                asked.add(process.pid)
                 _signal(process, signal.SIGINT)
 
     def end(self) -> None:

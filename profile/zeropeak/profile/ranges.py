@@ -110,19 +110,19 @@ class NvtxRanges:
 
 
 _COLORS: Final = {
-    "fetch": 0xD55E00,
-    "prefetch": 0xE69F00,
-    "wait": 0xCC79A7,
+    "fetch": 0x0072B2,
+    "prefetch": 0x56B4E9,
+    "wait": 0xE69F00,
     "release": 0x009E73,
-    "free": 0x56B4E9,
-    "gather": 0xF0E442,
-    "reduce": 0x0072B2,
+    "free": 0x1B1B1B,
+    "gather": 0xCC79A7,
+    "reduce": 0x7A5195,
     "all_gather": 0x0072B2,
-    "step": 0x000000,
+    "step": 0x8A8A8A,
     "module": 0x999999,
     "phase": 0x666666,
 }
-"""Okabe and Ito's palette, the same colours as in the report."""
+"""As in the report's figures (``zeropeak.reports.figures.style.EVENT_COLOURS``, a test compares them)."""
 
 
 class RecordFunctionRanges:

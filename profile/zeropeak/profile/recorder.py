@@ -108,14 +108,14 @@ class Recorder:
         self._write(Edge.END, opened)
 
     def point(
-        self, kind: Kind, target: str, params: Iterable[tuple[int, int, int]], module_id: int | None = None
+        self, kind: Kind, target: str, params: Iterable[tuple[int, int, int | None]], module_id: int | None = None
     ) -> int:
         """Record a moment.
 
         Args:
             kind: what it is.
             target: name it acts on.
-            params: (parameter id, address, storage id) of what it drops.
+            params: (parameter id, address, storage id) of what it drops; no storage id for one that stays by design.
             module_id: module that owns it.
 
         Returns:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,7 +20,7 @@ from zeropeak.profile.guard import warn
 from zeropeak.profile.labels import Status
 from zeropeak.profile.options import Plan
 from zeropeak.profile.privacy import without_folders
-from zeropeak.profile.processes import UMASK
+from zeropeak.profile.processes import OWNER, UMASK
 from zeropeak.profile.version import __version__
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def main(run_dir: Path) -> int:
     rank = 0 if plan.backend == "fake" else int(os.environ["RANK"])
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
+    _stop_when_abandoned()
     device = _prepare_device(plan)
     profiler, history = _start_instruments(plan)
     session = _session(plan, run_dir, rank, device)
@@ -213,6 +216,19 @@ def _is_out_of_memory(problem: Exception) -> bool:
     import torch
 
     return isinstance(problem, torch.OutOfMemoryError)
+
+
+def _stop_when_abandoned() -> None:
+    """End in order, as by Ctrl-C, when the command or the launcher that started us was killed."""
+    owner, parent = os.environ.get(OWNER), os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent and (owner is None or Path(f"/proc/{owner}").exists()):
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    if Path("/proc/self").exists():
+        threading.Thread(target=watch, daemon=True, name="zeropeak-watch").start()
 
 
 def _one_line(problem: Exception) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -40,7 +41,12 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         # The reader of our output went away (head, a closed pager): nothing is wrong, nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 128 + signal.SIGPIPE
+    except OSError as problem:
+        # No permission, no space, a folder that vanished: the machine's word on it, and where.
+        where = f"{problem.filename}: " if problem.filename else ""
+        print(f"zeropeak: {where}{problem.strerror or problem}; free space or rights are needed there", file=sys.stderr)
+        return 1
     return code
 
 

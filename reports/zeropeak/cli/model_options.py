@@ -127,7 +127,7 @@ def _bytes(text: str) -> int:
     unit = text[len(digits) :].strip().upper()
     try:
         size = int(float(digits) * _UNITS[unit])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write e.g. 20GiB") from None
     if size <= 0:
         raise argparse.ArgumentTypeError(f"{text!r}: a size above zero is needed")

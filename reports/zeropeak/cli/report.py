@@ -6,14 +6,12 @@ CI.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from zeropeak.profile.errors import UsageError
-
-if TYPE_CHECKING:
-    import argparse
 
 NAME: Final = "report"
 SUMMARY: Final = "write a run's report: PDF, PNGs, findings.json"
@@ -31,6 +29,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="exit 3 when this finding is confirmed or predicted; repeatable",
     )
 
+    parser.add_argument(
+        "--at",
+        type=_seconds,
+        metavar="TIME",
+        help="also say what was alive at this time since the run's start, e.g. 12.5s",
+    )
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text.removesuffix("s"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write e.g. 12.5s") from None
+
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb."""
@@ -41,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--fail-on {wanted}: no such finding; one of {', '.join(IDS)}")
     verdicts: set[str] = set()
     for run_dir in args.runs:
-        asked = [one for one in write_and_tell(run_dir) if one.id in args.fail_on]
+        asked = [one for one in write_and_tell(run_dir, args.at) if one.id in args.fail_on]
         verdicts |= {str(one.verdict) for one in asked}
         if unknown := [str(one.rank) for one in asked if one.verdict == "unknown"]:
             print(f"zeropeak: {run_dir}: {asked[0].id} is unknown on rank {', '.join(unknown)}", file=sys.stderr)
@@ -50,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if "unknown" in verdicts else 0
 
 
-def write_and_tell(run_dir: Path) -> list[Any]:
+def write_and_tell(run_dir: Path, at_s: float | None = None) -> list[Any]:
     """Write the report, print its answer, and last where the PDF is; returns the findings."""
     from zeropeak.reports import write_report
 
-    result = write_report(run_dir)
+    result = write_report(run_dir, at_s=at_s)
     for line in result.answer:
         print(line)
     print(f"Wrote {run_dir / 'report' / 'report.pdf'}", flush=True)

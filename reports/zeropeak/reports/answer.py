@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from zeropeak.reports import words
 from zeropeak.reports.figures.style import category_label
 from zeropeak.reports.selection import cut_ranks, peak_bytes, shown_ranks
-from zeropeak.reports.story import UNATTRIBUTED, read_story, run_start_ns
+from zeropeak.reports.story import UNATTRIBUTED, ended_before_capture, read_story, run_start_ns
 from zeropeak.reports.units import exact, moment, percent, size
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from zeropeak.reports.findings import Finding, Verdict
     from zeropeak.reports.run import Run
-    from zeropeak.reports.story import Part, Story
+    from zeropeak.reports.story import Part, Peak, Story
 
 _MOST_PARTS: Final = 5
 QUESTIONS: Final = {"retained-after-release": "Released weights stay alive"}
@@ -60,6 +60,8 @@ def answer(run: Run, findings: Iterable[Finding]) -> Answer:
     paragraphs = []
     if worst is not None:
         story = read_story(run, worst)
+        if story.peak is not None and words.by_allocator(story.peak):
+            paragraphs.append(Paragraph("Samples", _samples(run, story), strong=True))
         paragraphs += [Paragraph("Peak", _peak(run, story)), Paragraph("Alive then", _alive(story.composition))]
     for group in _groups(findings):
         paragraphs += _verdict(group, run, worst)
@@ -71,12 +73,14 @@ def highest(run: Run) -> int | None:
     peaks = peak_bytes(run)
     if peaks:
         return min(peaks, key=lambda rank: (-peaks[rank], rank))
-    sampled = {rank: story.peak.allocated_bytes for rank in run.rank_ids if (story := read_story(run, rank)).peak}
+    sampled = {rank: story.peak.highest_bytes for rank in run.rank_ids if (story := read_story(run, rank)).peak}
     return min(sampled, key=lambda rank: (-sampled[rank], rank)) if sampled else None
 
 
 def _headline(run: Run, worst: int | None) -> str:
     if not run.rank_ids:
+        if ended_before_capture(run):
+            return "The capture ended before any rank wrote anything."
         return "The run is empty: no rank left anything behind."
     if worst is None:
         return "No rank has a memory curve, so where memory peaked is not known."
@@ -89,14 +93,29 @@ def _headline(run: Run, worst: int | None) -> str:
     else:
         who = f"Rank {worst} peaks at"
     of = f" (rank {worst})" if who.startswith("All") else ""
+    peak = story.peak
+    who = f"{who} {size(peak.highest_bytes)}{words.or_more(story)}"
+    if words.by_allocator(peak):
+        return f"{who} by the allocator's own counter, {words.allocator_within(peak)}{of}."
+    return f"{who}, {words.within(peak)}, {words.during(peak)}{of}.{_already(story, peak)}"
+
+
+def _already(story: Story, peak: Peak) -> str:
     released = story.released_at_peak_bytes
-    already = ""
-    if released:
-        share = percent(released, story.peak.allocated_bytes)
-        already = f" {size(released)} of it ({share}) were weights that ZeRO had already released."
+    if not released:
+        return ""
+    share = percent(released, peak.allocated_bytes)
+    return f" {size(released)} of it ({share}) were weights that ZeRO had already released."
+
+
+def _samples(run: Run, story: Story) -> str:
+    """What the samples reached, beside the allocator's own maximum."""
+    peak = story.peak
+    assert peak is not None
+    when = moment(peak.ts_ns, run_start_ns(run))
     return (
-        f"{who} {size(story.peak.allocated_bytes)}{words.or_more(story)}, {words.within(story.peak)}, "
-        f"{words.during(story.peak)}{of}.{already}"
+        f"The samples reached {size(peak.allocated_bytes)} at {when}, {words.within(peak)}, {words.during(peak)}."
+        f"{_already(story, peak)}"
     )
 
 
@@ -105,6 +124,11 @@ def _peak(run: Run, story: Story) -> str:
     assert peak is not None
     when = moment(peak.ts_ns, run_start_ns(run))
     text = f"Rank {story.rank}: {exact(peak.allocated_bytes)} at {when} after the run's start. "
+    if words.by_allocator(peak):
+        text = (
+            f"Rank {story.rank}: {exact(peak.highest_bytes)} by the allocator's own counter, at a moment not known. "
+            f"Highest sample: {exact(peak.allocated_bytes)} at {when} after the run's start. "
+        )
     if peak.in_flight is not None:
         text += f"In flight: {_event(peak.in_flight.name, peak.in_flight.param_count, peak.in_flight.full_bytes)}. "
     else:
@@ -115,8 +139,6 @@ def _peak(run: Run, story: Story) -> str:
         text += f"Module running: {peak.module or 'the model itself'}. "
     if peak.reserved_bytes is not None:
         text += f"Reserved by the allocator: {size(peak.reserved_bytes)}. "
-    if peak.allocator_bytes is not None and peak.allocator_bytes > peak.allocated_bytes:
-        text += f"The allocator's own counter reached {size(peak.allocator_bytes)} between two samples. "
     if cut := set(cut_ranks(run)) - {story.rank}:
         text += f"{shown_ranks(sorted(cut)).capitalize()} stopped early and may have peaked higher. "
     return text.strip()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
-import pyarrow.compute as pc
+
+from zeropeak.parse import lookup
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -21,5 +22,4 @@ ABSENT: Final = int(np.iinfo(np.int64).min)
 
 def ints(table: pa.Table, name: str, null: int = ABSENT) -> Ints:
     """An int64 column, nulls replaced by ``null``."""
-    column = pc.fill_null(table[name], null)
-    return np.asarray(column.to_numpy(), dtype=np.int64)
+    return lookup.ints(table[name], null)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow.compute as pc
 
-from zeropeak.reports.columns import ABSENT, NEVER, Ints, ints
+from zeropeak.reports.columns import NEVER, Ints, ints
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,25 +97,17 @@ def envelope(curve: Curve, start_ns: int, end_ns: int, bins: int) -> Envelope:
 def allocated(run: Run, rank: int) -> Curve:
     """Allocated bytes of a rank over the whole run; empty when the run holds no such thing.
 
-    From ``memory_events`` where there are any, else from the counters read around each event and at the marks.
+    From ``memory_events`` where there are any, else from ``memory_samples``.
     """
-    events = _memory_events(run, rank, "allocated_bytes")
-    if events.num_rows:
-        return _ordered(ints(events, "ts_ns"), ints(events, "allocated_bytes"), sampled=False)
-    return _counters(run, rank)
+    return _told(run, rank, "allocated_bytes")
 
 
 def reserved(run: Run, rank: int) -> Curve:
     """Bytes that the caching allocator held, used or not; empty where there is no such allocator (CPU).
 
-    From ``memory_events`` where they say it, else from the marks.
+    From ``memory_events`` where they say it, else from ``memory_samples``.
     """
-    events = _memory_events(run, rank, "reserved_bytes")
-    if events.num_rows:
-        return _ordered(ints(events, "ts_ns"), ints(events, "reserved_bytes"), sampled=False)
-    marks = run.arrow("marks", rank, ["ts_ns", "reserved_bytes"])
-    marks = marks.filter(pc.and_(pc.is_valid(marks["ts_ns"]), pc.is_valid(marks["reserved_bytes"])))
-    return _ordered(ints(marks, "ts_ns"), ints(marks, "reserved_bytes"), sampled=True)
+    return _told(run, rank, "reserved_bytes")
 
 
 def of_device(rows: pa.Table, run: Run, rank: int) -> pa.Table:
@@ -126,9 +118,14 @@ def of_device(rows: pa.Table, run: Run, rank: int) -> pa.Table:
     return rows.filter(pc.fill_null(pc.equal(rows["device"], device[0]), True))
 
 
-def _memory_events(run: Run, rank: int, column: str) -> pa.Table:
-    events = of_device(run.arrow("memory_events", rank, ["device", "ts_ns", column]), run, rank)
-    return events.filter(pc.is_valid(events[column]))
+def _told(run: Run, rank: int, column: str) -> Curve:
+    rows = of_device(run.arrow("memory_events", rank, ["device", "ts_ns", column]), run, rank)
+    rows = rows.filter(pc.is_valid(rows[column]))
+    sampled = not rows.num_rows
+    if sampled:
+        rows = run.arrow("memory_samples", rank, ["ts_ns", column])
+        rows = rows.filter(pc.is_valid(rows[column]))
+    return _ordered(ints(rows, "ts_ns"), ints(rows, column), sampled)
 
 
 def released_intervals(run: Run, rank: int) -> Intervals:
@@ -206,20 +203,6 @@ def _from_retained(retained: pa.Table) -> Intervals:
         ints(retained, "param_id")[first],
         ints(retained, "storage_id")[first],
     )
-
-
-def _counters(run: Run, rank: int) -> Curve:
-    events = run.arrow("zero_events", rank, ["start_ns", "end_ns", "allocated_before_bytes", "allocated_after_bytes"])
-    marks = run.arrow("marks", rank, ["ts_ns", "allocated_bytes"])
-    ts_ns = [ints(events, "start_ns"), ints(events, "end_ns"), ints(marks, "ts_ns")]
-    size_bytes = [
-        ints(events, "allocated_before_bytes"),
-        ints(events, "allocated_after_bytes"),
-        ints(marks, "allocated_bytes"),
-    ]
-    times, sizes = np.concatenate(ts_ns), np.concatenate(size_bytes)
-    known = (times != ABSENT) & (sizes != ABSENT)
-    return _ordered(times[known], sizes[known], sampled=True)
 
 
 def _ordered(ts_ns: Ints, size_bytes: Ints, sampled: bool) -> Curve:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import matplotlib
 from matplotlib.font_manager import get_font
 
-from zeropeak.reports.names import ELLIPSIS, middle
+from zeropeak.reports.names import middle
 
 if TYPE_CHECKING:
     from matplotlib.ft2font import FT2Font
@@ -76,6 +76,3 @@ def _advance(character: str, bold: bool) -> float:
     font = _font(bold)
     font.set_size(_UNITS, 72)
     return float(font.load_char(ord(character)).linearHoriAdvance) / 65536
-
-
-__all__ = ["ELLIPSIS", "FAMILY", "fit", "printable", "width", "wrap"]

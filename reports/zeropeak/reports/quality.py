@@ -80,28 +80,30 @@ def _ranks(run: Run) -> Iterator[Line]:
 def _counts(run: Run) -> Iterator[Line]:
     """Rows of import_stats above zero, summed over files and ranks."""
     totals: defaultdict[tuple[str, str], int] = defaultdict(int)
-    details: dict[str, str] = {}
-    ranks: defaultdict[str, set[int]] = defaultdict(set)
+    details: dict[tuple[str, str], str] = {}
+    ranks: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     for row in run.arrow("import_stats").to_pylist():
-        totals[row["severity"], row["what"]] += row["count"]
+        key = row["severity"], row["what"]
+        totals[key] += row["count"]
         if row["detail"]:
-            details.setdefault(row["what"], row["detail"])
+            details.setdefault(key, row["detail"])
         if row["rank"] is not None and row["count"]:
-            ranks[row["what"]].add(row["rank"])
-    for (severity, what), total in totals.items():
+            ranks[key].add(row["rank"])
+    for key, total in list(totals.items()):
+        severity, what = key
         if not total or severity not in {*_SERIOUS, "mended"} or what.endswith("_bytes"):
             continue
         bytes_ = totals.get((severity, f"{what}_bytes"), 0)
         word = {"error": "Wrong", "lost": "Lost", "mended": "Mended"}[severity]
-        where = f" on {shown_ranks(sorted(ranks[what]))}" if ranks[what] else ""
+        where = f" on {shown_ranks(sorted(ranks[key]))}" if ranks[key] else ""
         of = f", {size(bytes_)}" if bytes_ else ""
-        detail = without_folders(details[what]) if what in details else what.replace("_", " ")
+        detail = without_folders(details[key]) if key in details else what.replace("_", " ")
         yield Line(f"{word}{where}: {detail} ({total:,}{of}).", serious=severity in _SERIOUS)
     if joined := totals.get(("info", _JOINED), 0):
         missed = sum(
             n
             for (severity, what), n in totals.items()
-            if severity == "error" and what.startswith(("nvtx_", "event_without"))
+            if severity in _SERIOUS and what.startswith(("nvtx_", "event_without"))
         )
         yield Line(f"{count(joined, 'NVTX range')} joined to the event log by id, {missed:,} missed.")
 
@@ -123,12 +125,13 @@ def _clocks(run: Run) -> Iterator[Line]:
 
 
 def _hooks(run: Run) -> Iterator[Line]:
-    missing: defaultdict[str, list[int]] = defaultdict(list)
+    missing: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for rank in run.rank_ids:
-        for name in setting.hooks_missing(run, rank):
-            missing[name].append(rank)
-    for name, ranks in missing.items():
-        yield Line(f"This DeepSpeed has no {name}: its events are missing on {shown_ranks(ranks)}.", serious=True)
+        for hook in setting.hooks_missing(run, rank).items():
+            missing[hook].append(rank)
+    for (name, why), ranks in missing.items():
+        because = f" ({without_folders(why)})" if why else ""
+        yield Line(f'Hook "{name}"{because}: its events are missing on {shown_ranks(ranks)}.', serious=True)
 
 
 def _sums(run: Run) -> Iterator[Line]:

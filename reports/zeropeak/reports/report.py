@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from zeropeak.profile.errors import ZeropeakError
 from zeropeak.reports.run import open_run
+from zeropeak.reports.story import run_moment_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,18 +37,20 @@ class ReportResult:
     answer: Sequence[str]
 
 
-def write_report(run_dir: Path, *, at_ns: int | None = None) -> ReportResult:
+def write_report(run_dir: Path, *, at_s: float | None = None) -> ReportResult:
     """Write ``run_dir/report``, in place of the report that is there; the old one stays when this fails.
 
     Args:
         run_dir: run directory with tables.
-        at_ns: a moment (run time, ns) whose composition is wanted beside the peak's.
+        at_s: a moment, in seconds since the run's start, whose composition is wanted beside the peak's.
 
     Raises:
+        UsageError: the moment lies outside the run.
         ZeropeakError: no tables, a newer schema, or no room or permission to write.
         TraceError: a damaged table.
     """
     run = open_run(run_dir)
+    at_ns = None if at_s is None else run_moment_ns(run, at_s)
     target = Path(run_dir) / "report"
     draft = Path()
     try:

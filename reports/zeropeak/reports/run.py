@@ -6,7 +6,6 @@ nanoseconds above 2**53), bool ``boolean``, double ``Float64`` and text ``string
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from zeropeak.parse.manifest import read_object, read_run_json
 from zeropeak.parse.schema import BY_NAME
 from zeropeak.profile.errors import TraceError, UsageError, ZeropeakError
-from zeropeak.profile.labels import RUN_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -99,7 +98,7 @@ class Run:
     def rank_facts(self, rank: int) -> dict[str, Any]:
         """What the capture wrote in raw/rank-<r>/rank.json; empty when the raw files did not travel along."""
         path = self.path / "raw" / f"rank-{rank}" / "rank.json"
-        return _json(path) if path.is_file() else {}
+        return read_object(path) if path.is_file() else {}
 
     def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """What ``make`` gave for ``key``, made once while it is among the last few that were asked for."""
@@ -132,27 +131,12 @@ def open_run(path: str | Path) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise UsageError(f"{path}: no such run directory; a capture makes one, for example `zeropeak nsys stage3`")
-    manifest = _json(path / "run.json") if (path / "run.json").is_file() else {}
-    schema = manifest.get("schema", RUN_SCHEMA)
-    if not isinstance(schema, int) or schema > RUN_SCHEMA:
-        raise ZeropeakError(
-            f"{path}: written by a newer zeropeak (schema {schema}, this one reads up to {RUN_SCHEMA}); update zeropeak"
-        )
+    manifest = read_run_json(path) or {}
     if not (path / "tables").is_dir():
         if not manifest and not (path / "raw").is_dir():
             raise UsageError(f"{path}: not a run directory (no run.json, raw or tables in it)")
         raise ZeropeakError(f"{path}: no tables; run `zeropeak parse {path}`")
     return Run(path, manifest)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise TraceError(path, f"not valid JSON ({error}); capture the run again") from error
-    if not isinstance(content, dict):
-        raise TraceError(path, "not a JSON object; capture the run again")
-    return content
 
 
 def _read(path: Path, schema: pa.Schema) -> pa.Table:

@@ -67,7 +67,7 @@ GLOSSARY: Final = (
 
 
 def ranks_table(pages: Pages, run: Run, ranks: Sequence[int], findings: Iterable[Finding], strong: int | None) -> None:
-    """One row a rank: peak, moment, events, what was released but alive, verdict."""
+    """One row a rank: peak, moment (of the highest sample: ≈), events, what was released but alive, verdict."""
     verdicts: defaultdict[int, set[str]] = defaultdict(set)
     for finding in findings:
         verdicts[finding.rank].add(finding.verdict.value.replace("_", " "))
@@ -96,8 +96,8 @@ def _rank_row(run: Run, rank: int, verdict: str) -> list[str]:
     share = "" if not released else f" ({percent(released, peak.allocated_bytes)})"
     return [
         str(rank),
-        ("" if story.complete else "≥ ") + size(peak.allocated_bytes),
-        moment(peak.ts_ns, run_start_ns(run)),
+        ("" if story.complete else "≥ ") + size(peak.highest_bytes),
+        ("≈ " if words.by_allocator(peak) else "") + moment(peak.ts_ns, run_start_ns(run)),
         words.where(peak).replace(" of step", ""),
         peak.in_flight.name if peak.in_flight else "none",
         peak.before.name if peak.before else _DASH,
@@ -113,7 +113,9 @@ def events_table(pages: Pages, run: Run, story: Story) -> None:
         return
     names = parameters(run, story.rank, [n.event for n in neighbours])
     pages.keep_together(len(neighbours))
-    pages.heading(f"Rank {story.rank}: the events around its peak at {moment(story.peak.ts_ns, run_start_ns(run))}", 11)
+    what = "highest sample" if story.peak.sampled else "peak"
+    when = moment(story.peak.ts_ns, run_start_ns(run))
+    pages.heading(f"Rank {story.rank}: the events around its {what} at {when}", 11)
     rows = []
     for neighbour in neighbours:
         event = neighbour.event

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow.compute as pc
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from zeropeak.reports.run import Run
+
+
+SAMPLED: Final = "counters"
+"""Source of a memory curve that is made of counters read now and then."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +47,14 @@ class Shown:
 
 
 def peak_bytes(run: Run) -> dict[int, int]:
-    """Peak of the whole run by rank, of the ranks that have one."""
-    peaks = run.arrow("peaks", columns=["rank", "scope", "allocated_bytes"])
+    """Peak of the whole run by rank, of the ranks that have one; see :attr:`zeropeak.reports.story.Peak.highest_bytes`.
+    """
+    columns = ["rank", "scope", "allocated_bytes", "allocator_peak_bytes", "source"]
+    peaks = run.arrow("peaks", columns=columns)
     peaks = peaks.filter(pc.equal(peaks["scope"], "run"))
     sizes = ints(peaks, "allocated_bytes")
+    sampled = pc.fill_null(pc.equal(peaks["source"], SAMPLED), False).to_numpy()
+    sizes = np.where(sampled, np.maximum(sizes, ints(peaks, "allocator_peak_bytes")), sizes)
     return {int(r): int(size) for r, size in zip(ints(peaks, "rank"), sizes, strict=True) if size != ABSENT}
 
 

@@ -33,9 +33,19 @@ def linear_wrapped(run: Run, rank: int) -> bool | None:
     return column[0].as_py() if len(column) else None
 
 
-def hooks_missing(run: Run, rank: int) -> list[str]:
-    """Names of the hook points that this DeepSpeed lacks."""
-    return [str(hook.get("name")) for hook in run.rank_facts(rank).get("hooks_missing") or [] if isinstance(hook, dict)]
+def hooks_missing(run: Run, rank: int) -> dict[str, str]:
+    """Hook points that saw nothing, or not all: name, and why (this DeepSpeed has none, or ours stepped aside)."""
+    hooks = run.rank_facts(rank).get("hooks_missing") or []
+    return {str(hook.get("name")): str(hook.get("why") or "") for hook in hooks if isinstance(hook, dict)}
+
+
+def module_granularity_threshold(run: Run, rank: int) -> int:
+    """Above 0, DeepSpeed fetches and releases small modules as one, by a path of its own ("fast sharding")."""
+    found = (run.rank_facts(rank).get("zero") or {}).get("module_granularity_threshold")
+    if found is None:
+        config = _config(run)
+        found = config.get("stage3_module_granularity_threshold", config.get("module_granularity_threshold"))
+    return int(found) if isinstance(found, (int, float)) else 0
 
 
 def _config(run: Run) -> dict[str, Any]:

@@ -11,9 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from zeropeak.parse.stats import NOTHING_CAPTURED
+from zeropeak.profile.errors import UsageError
 from zeropeak.profile.labels import Kind
 from zeropeak.reports.columns import NEVER, Ints, ints
 from zeropeak.reports.curve import Curve, Intervals, allocated, released_intervals, reserved
+from zeropeak.reports.selection import SAMPLED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,6 +123,7 @@ class Peak:
             between two samples.
         sampled: counters were read now and then, so the moment is that of the highest sample.
         partial: the curve does not cover the whole run, so the real peak may be higher.
+        allocator_phase, allocator_step: where allocator_bytes was reached first, as far as the marks tell.
     """
 
     ts_ns: int
@@ -133,6 +137,13 @@ class Peak:
     allocator_bytes: int | None
     sampled: bool
     partial: bool
+    allocator_phase: str | None = None
+    allocator_step: int | None = None
+
+    @property
+    def highest_bytes(self) -> int:
+        """The allocator's own maximum where the curve is sampled and it is known, else the curve's maximum."""
+        return max(self.allocated_bytes, self.allocator_bytes or 0) if self.sampled else self.allocated_bytes
 
 
 @dataclass(frozen=True)
@@ -174,8 +185,10 @@ class Story:
 
     @property
     def complete(self) -> bool:
-        """Whether the peak is surely the highest: neither rank nor curve stop early."""
-        return not self.cut and not self.memory_partial and not (self.peak and self.peak.partial)
+        """Whether the peak is surely the highest: rank and curve end late enough, no two samples hide a higher one."""
+        if self.cut or self.memory_partial or self.peak is None:
+            return not self.cut and not self.memory_partial
+        return not self.peak.partial and not (self.peak.sampled and self.peak.allocator_bytes is None)
 
     @cached_property
     def start_ns(self) -> int:
@@ -296,7 +309,7 @@ def shared_window(stories: Sequence[Story]) -> tuple[int, int]:
     """Window (ns) for several ranks on one axis: the steps that the rank with the highest peak shows."""
     if not stories:
         return 0, 1
-    highest = max(stories, key=lambda story: story.peak.allocated_bytes if story.peak else -1)
+    highest = max(stories, key=lambda story: story.peak.highest_bytes if story.peak else -1)
     windows = [story.window(highest.shown_steps()) for story in stories]
     return min(start for start, _ in windows), max(end for _, end in windows)
 
@@ -305,6 +318,25 @@ def run_start_ns(run: Run) -> int:
     """The moment that times are counted from: the first thing seen of any rank."""
     first = ints(run.arrow("ranks", columns=["first_ns"]), "first_ns", NEVER)
     return int(first.min()) if len(first) and first.min() != NEVER else 0
+
+
+def run_moment_ns(run: Run, at_s: float) -> int:
+    """A moment in seconds since the run's start, in run time.
+
+    Raises:
+        UsageError: it lies outside the run.
+    """
+    last = ints(run.arrow("ranks", columns=["last_ns"]), "last_ns")
+    start_ns = run_start_ns(run)
+    length_s = (int(last.max(initial=start_ns)) - start_ns) / 1e9
+    if not 0 <= at_s <= length_s:
+        raise UsageError(f"{at_s:g} s is outside the run, which lasts {length_s:.3f} s; give a moment from 0 to that")
+    return start_ns + round(at_s * 1e9)
+
+
+def ended_before_capture(run: Run) -> bool:
+    """Whether the capture ended before any rank wrote a file."""
+    return NOTHING_CAPTURED in run.arrow("import_stats", columns=["what"])["what"].to_pylist()
 
 
 def _row(table: pa.Table) -> dict[str, Any]:
@@ -321,25 +353,22 @@ def _peak(run: Run, story: Story) -> Peak | None:
         top = int(np.argmax(story.curve.size_bytes))
         ts_ns, bytes_ = int(story.curve.ts_ns[top]), int(story.curve.size_bytes[top])
     events = story.events
-    at = events.index_of(row.get("event_id"))
+    at, before = events.index_of(row.get("event_id")), events.index_of(row.get("last_event_id"))
+    highest = row.get("allocator_peak_bytes")
+    mark = next((m for m in story.marks if highest is not None and m["max_allocated_bytes"] == highest), {})
     span = next((s for s in reversed(story.phases) if s.start_ns <= ts_ns <= s.end_ns), None)
     return Peak(
         ts_ns=ts_ns,
         allocated_bytes=bytes_,
         reserved_bytes=row.get("reserved_bytes"),
         in_flight=None if at is None else events[at],
-        before=_before(events, ts_ns, at),
+        before=None if before is None else events[before],
         module=row.get("module"),
         phase=span.phase if span else None,
         step=span.step if span else None,
-        allocator_bytes=row.get("allocator_peak_bytes"),
-        sampled=story.memory_source == "counters",
+        allocator_bytes=highest,
+        sampled=story.memory_source == SAMPLED,
         partial=bool(row.get("partial")),
+        allocator_phase=mark.get("mark"),
+        allocator_step=mark.get("step"),
     )
-
-
-def _before(events: Events, ts_ns: int, in_flight: int | None) -> Event | None:
-    index = int(np.searchsorted(events.start_ns, ts_ns, side="right")) - 1
-    if index >= 0 and index == in_flight:
-        index -= 1
-    return events[index] if index >= 0 else None

@@ -24,14 +24,32 @@ def during(peak: Peak) -> str:
 
 def where(peak: Peak) -> str:
     """Phase and step of a peak: "backward of step 1"."""
-    if peak.phase is None:
-        return "outside every phase"
-    return peak.phase if peak.step is None or peak.step < 0 else f"{peak.phase} of step {peak.step}"
+    return _where(peak.phase, peak.step)
 
 
 def within(peak: Peak) -> str:
     """As :func:`where`, in a sentence: "in the backward of step 1"."""
     return where(peak) if peak.phase is None else f"in the {where(peak)}"
+
+
+def by_allocator(peak: Peak) -> bool:
+    """Whether the allocator's own maximum is known beside a sampled curve; it then is the peak.
+
+    It is read at marks: after the last mark of a rank that was cut, a sample can be higher.
+    """
+    return peak.sampled and peak.allocator_bytes is not None and peak.allocator_bytes >= peak.allocated_bytes
+
+
+def allocator_within(peak: Peak) -> str:
+    """Where the allocator's own maximum lay: "in the backward of step 1"."""
+    known = peak.allocator_phase is not None
+    return f"in the {_where(peak.allocator_phase, peak.allocator_step)}" if known else "in a phase that is not known"
+
+
+def _where(phase: str | None, step: int | None) -> str:
+    if phase is None:
+        return "outside every phase"
+    return phase if step is None or step < 0 else f"{phase} of step {step}"
 
 
 def peak_sentence(story: Story) -> str:
@@ -44,7 +62,11 @@ def peak_sentence(story: Story) -> str:
         tail = f", {size(released)} of it already released weights"
     elif released == 0 and "free" in story.events.kinds:
         tail = ", none of it released weights"
-    return f"Rank {story.rank} peaks at {size(story.peak.allocated_bytes)}{or_more(story)} {during(story.peak)}{tail}"
+    peak = story.peak
+    who = f"Rank {story.rank} peaks at {size(peak.highest_bytes)}{or_more(story)}"
+    if by_allocator(peak):
+        return f"{who}; the samples reach {size(peak.allocated_bytes)} {during(peak)}{tail}"
+    return f"{who} {during(peak)}{tail}"
 
 
 def or_more(story: Story) -> str:

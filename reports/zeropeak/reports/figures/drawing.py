@@ -12,6 +12,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Head:
+    """What the data of every figure over time begins with; times in run ns.
+
+    Attributes:
+        title: the message.
+        subtitle: what limits it.
+        origin_ns: the moment that times are counted from.
+        start_ns, end_ns: what the time axis shows.
+    """
+
+    title: str
+    subtitle: str
+    origin_ns: int
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
 class Drawing:
     """One figure.
 

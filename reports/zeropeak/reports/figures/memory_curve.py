@@ -9,7 +9,7 @@ from zeropeak.reports import fonts, words
 from zeropeak.reports.figures import lanes as lane_rows
 from zeropeak.reports.figures import series as curves
 from zeropeak.reports.figures import style
-from zeropeak.reports.figures.drawing import Drawing
+from zeropeak.reports.figures.drawing import Drawing, Head
 from zeropeak.reports.units import moment, size
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _HEADROOM: Final = 1.34
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(Head):
     """Everything the figure shows; times in run ns.
 
     Attributes:
@@ -36,11 +36,6 @@ class Data:
     """
 
     rank: int
-    title: str
-    subtitle: str
-    origin_ns: int
-    start_ns: int
-    end_ns: int
     series: Series
     lanes: Sequence[Lane]
     phases: Sequence[Span]
@@ -128,12 +123,15 @@ def annotate_peak(ax: Axes, peak: Peak, released_bytes: int | None, origin_ns: i
         return
     to_left = (x - left) > (right - left) / 2
     room = style.width_pt(ax) * ((x - left) if to_left else (right - x)) / (right - left) - 14
+    what = "highest sample" if words.by_allocator(peak) else "peak"
     text = [
-        f"peak {size(peak.allocated_bytes)} at {moment(peak.ts_ns, origin_ns)}, {words.where(peak)}",
+        f"{what} {size(peak.allocated_bytes)} at {moment(peak.ts_ns, origin_ns)}, {words.where(peak)}",
         words.during(peak),
     ]
     if peak.in_flight is not None and peak.before is not None:
         text.append(f"last begun before: {peak.before.name}")
+    if words.by_allocator(peak):
+        text.append(f"the allocator's own counter reached {size(peak.highest_bytes)}")
     if released_bytes:
         text.insert(1, f"{size(released_bytes)} of it released but alive")
     ax.axvline(x, color=style.PEAK, linewidth=0.7, linestyle=(0, (2, 2)), zorder=4)

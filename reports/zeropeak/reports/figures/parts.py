@@ -211,15 +211,12 @@ def _draw_ranges(ax: Axes, data: Data) -> None:
 
 
 def _bar(ax: Axes, row: int, left: float, right: float, name: str) -> None:
-    hatch = "////" if name == UNATTRIBUTED else None
     ax.barh(
         row + 0.5,
         right - left,
         0.62,
         left=left,
-        color=style.CATEGORY_COLOURS.get(name, "#c8c8c8"),
-        hatch=hatch,
-        edgecolor=style.QUIET if hatch else "none",
-        linewidth=0.4 if hatch else 0,
+        linewidth=0.4 if name == UNATTRIBUTED else 0,
         zorder=3,
+        **style.category_fill(name, "none"),
     )

@@ -9,7 +9,7 @@ from zeropeak.reports import fonts, words
 from zeropeak.reports.around import Neighbour, When, around
 from zeropeak.reports.figures import series as curves
 from zeropeak.reports.figures import style
-from zeropeak.reports.figures.drawing import Drawing
+from zeropeak.reports.figures.drawing import Drawing, Head
 from zeropeak.reports.figures.memory_curve import annotate_peak
 from zeropeak.reports.units import duration, size
 
@@ -30,14 +30,9 @@ _LABEL_ROOM: Final = 0.16
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(Head):
     """Times in run ns; ``rows`` in order of their begin."""
 
-    title: str
-    subtitle: str
-    origin_ns: int
-    start_ns: int
-    end_ns: int
     series: Series
     phases: Sequence[Span]
     rows: Sequence[Neighbour]
@@ -85,10 +80,9 @@ def _title(story: Story) -> str:
     peak = story.peak
     if peak is None:
         return f"Rank {story.rank}: no memory curve, so no peak to zoom into"
-    if peak.in_flight is None:
-        return f"Rank {story.rank}'s peak of {size(peak.allocated_bytes)} came {words.during(peak)}"
-    before = f", after {peak.before.name}" if peak.before else ""
-    return f"Rank {story.rank}'s peak of {size(peak.allocated_bytes)} came {words.during(peak)}{before}"
+    what = "highest sample" if words.by_allocator(peak) else "peak"
+    before = f", after {peak.before.name}" if peak.in_flight and peak.before else ""
+    return f"Rank {story.rank}'s {what} of {size(peak.allocated_bytes)} came {words.during(peak)}{before}"
 
 
 def _window(story: Story, rows: Sequence[Neighbour]) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from zeropeak.reports import composition
 from zeropeak.reports.figures import series as curves
 from zeropeak.reports.figures import stacks, style
-from zeropeak.reports.figures.drawing import Drawing
+from zeropeak.reports.figures.drawing import Drawing, Head
 from zeropeak.reports.selection import cut_ranks, peak_bytes, select, shown_ranks
 from zeropeak.reports.story import read_story, run_start_ns, shared_window
 from zeropeak.reports.units import size
@@ -43,14 +43,9 @@ class Small:
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(Head):
     """Curves of the ranks that are shown, compositions of all; times in run ns."""
 
-    title: str
-    subtitle: str
-    origin_ns: int
-    start_ns: int
-    end_ns: int
     small: Sequence[Small]
     compositions: Sequence[Composition]
     stack: Sequence[tuple[str, list[int]]]
@@ -92,7 +87,8 @@ def drawing(run: Run) -> Drawing:
     data = build(run)
     caption = (
         "Left: allocated memory of each rank on shared axes, the released-but-alive part in vermilion, the peak as a "
-        "dot. Right: what was alive at each rank's own peak; a bar's height is the measured peak."
+        "dot. Right: what was alive at each rank's own peak; a bar's height is the measured peak, "
+        "or the highest sample where the memory curve is sampled."
     )
     return Drawing("ranks", caption, lambda panel: draw(panel, data))
 
@@ -153,7 +149,7 @@ def _draw_small(body: Panel, data: Data, highest: int, top: float) -> None:
         ax.tick_params(axis="y", labelleft=left_most)
         style.shade_phases(ax, one.phases, data.origin_ns, names=False)
         curves.draw(ax, one.series, data.origin_ns, divisor, line=0.7)
-        label = f"rank {one.rank}" + (f"  {size(one.peak.allocated_bytes)}" if one.peak else "")
+        label = f"rank {one.rank}" + (f"  {size(one.peak.highest_bytes)}" if one.peak else "")
         ax.set_title(label, loc="left", fontsize=style.SIZE_LABEL, weight="bold", pad=3)
         remark = ", ".join(filter(None, [one.why, "cut" if one.cut else ""]))
         ax.set_title(remark, loc="right", fontsize=style.SIZE_SMALL, color=style.QUIET, pad=3)
@@ -193,7 +189,7 @@ def _draw_stack(body: Panel, data: Data, highest: int, top: float) -> None:
             height,
             "\N{BLACK SQUARE}" if name != "unattributed" else "\N{WHITE SQUARE}",
             style.SIZE_TEXT + 1,
-            color=style.CATEGORY_COLOURS.get(name, "#c8c8c8") if name != "unattributed" else style.QUIET,
+            color=style.category_colour(name) if name != "unattributed" else style.QUIET,
             va="center",
         )
         body.text(0.38, height, label, style.SIZE_LABEL, va="center")

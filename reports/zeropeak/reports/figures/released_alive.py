@@ -10,7 +10,7 @@ import numpy as np
 from zeropeak.reports import words
 from zeropeak.reports.figures import series as curves
 from zeropeak.reports.figures import style
-from zeropeak.reports.figures.drawing import Drawing
+from zeropeak.reports.figures.drawing import Drawing, Head
 from zeropeak.reports.selection import Shown, select, shown_ranks
 from zeropeak.reports.story import Story, read_story, run_start_ns, shared_window
 from zeropeak.reports.units import percent, size
@@ -46,14 +46,9 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(Head):
     """All strips share the axes; times in run ns."""
 
-    title: str
-    subtitle: str
-    origin_ns: int
-    start_ns: int
-    end_ns: int
     strips: Sequence[Strip]
 
 

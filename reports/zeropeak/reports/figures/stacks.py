@@ -45,17 +45,14 @@ def draw(ax: Axes, compositions: Sequence[Composition], stack: Sequence[tuple[st
     for name, sizes in stack:
         heights = np.array(sizes, dtype=float) / divisor
         bottom = np.where(heights >= 0, above, below)
-        hatch = "////" if name == "unattributed" else None
         ax.bar(
             places,
             heights,
             span,
             bottom=bottom,
-            color=style.CATEGORY_COLOURS.get(name, "#c8c8c8"),
-            hatch=hatch,
-            edgecolor=style.QUIET if hatch else "white",
             linewidth=0.4 if few else 0,
             antialiased=few,
+            **style.category_fill(name, "white"),
         )
         above += np.maximum(heights, 0)
         below += np.minimum(heights, 0)

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from zeropeak.parse.schema import CATEGORIES
 from zeropeak.reports import fonts
 from zeropeak.reports.columns import NEVER
+from zeropeak.reports.names import ELLIPSIS
 from zeropeak.reports.units import scale
 
 if TYPE_CHECKING:
@@ -127,6 +128,21 @@ def category_label(category: str) -> str:
     'released but alive'
     """
     return category.replace("_", " ").replace("fp32", "FP32")
+
+
+def category_colour(category: str) -> str:
+    """Colour of a category; grey for one that this version does not know."""
+    return CATEGORY_COLOURS.get(category, CATEGORY_COLOURS["other"])
+
+
+def category_fill(category: str, edge: str) -> dict[str, Any]:
+    """How to fill a category's bar: its colour, or hatching for what nothing explains; ``edge`` of plain ones."""
+    hatched = category == "unattributed"
+    return {
+        "color": category_colour(category),
+        "hatch": "////" if hatched else None,
+        "edgecolor": QUIET if hatched else edge,
+    }
 
 
 def category_order(categories: Iterable[str]) -> list[str]:
@@ -295,4 +311,4 @@ def _name_phase(ax: Axes, span: Span, begin: float, end: float, room_pt: float) 
 def _at_most(number: int, lines: list[str]) -> list[str]:
     if len(lines) <= number:
         return lines
-    return [*lines[: number - 1], lines[number - 1] + " " + fonts.ELLIPSIS]
+    return [*lines[: number - 1], lines[number - 1] + " " + ELLIPSIS]

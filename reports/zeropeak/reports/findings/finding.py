@@ -72,8 +72,6 @@ class Finding:
         advice: what to do, and what it saves; one or two sentences.
         headline: the finding in one sentence, for page 1.
         modules: modules concerned, largest share first.
-        event: ZeRO event concerned.
-        peak_saving_bytes: how much lower the run's peak would be.
     """
 
     id: str
@@ -89,8 +87,6 @@ class Finding:
     evidence: Sequence[Evidence] = ()
     headline: str = ""
     modules: Sequence[str] = ()
-    event: str | None = None
-    peak_saving_bytes: int | None = None
     notes: Sequence[str] = field(default=())
 
     def to_json(self) -> dict[str, Any]:

@@ -17,20 +17,27 @@ from zeropeak.reports.columns import NEVER
 from zeropeak.reports.findings import retained_words
 from zeropeak.reports.findings.finding import Basis, Evidence, Finding, Verdict
 from zeropeak.reports.findings.holders import Cause, Group, group
+from zeropeak.reports.findings.outliving import SLACK_NS, outliving, rows_at
 from zeropeak.reports.findings.retained_words import Held
 from zeropeak.reports.findings.saving import without
 from zeropeak.reports.names import patterns
+from zeropeak.reports.scrub import without_folders
 from zeropeak.reports.story import read_story
-from zeropeak.reports.units import count, size
+from zeropeak.reports.units import count, duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from zeropeak.reports.curve import Curve
+    from zeropeak.reports.findings.outliving import Outliving
+    from zeropeak.reports.findings.saving import Saving
     from zeropeak.reports.run import Run
     from zeropeak.reports.story import Story
 
 ID: Final = "retained-after-release"
 _TOP_ROWS: Final = 5
+_NEEDED: Final = ("free", "engine forward")
+"""Hooks without which what outlives its release is not all seen: the releases, and the mark after the forward."""
 _MARK_COLUMNS: Final = (
     "rank",
     "step",
@@ -62,21 +69,67 @@ def _of_rank(run: Run, rank: int) -> Finding:
             verdict=Verdict.NOT_APPLICABLE,
             headline=f"ZeRO stage {stage} does not partition parameters, so none are gathered and released.",
         )
+    if blind := _blind(run, rank):
+        return _unknown(blank, *blind)
     story = read_story(run, rank)
     marks = [mark for mark in story.marks if mark["mark"] != "init"]
     first = next((mark for mark in marks if mark["mark"] == "forward"), None)
     if first is None:
         return _cut_before_mark(blank, story)
     if first["released_alive_bytes"] is None:
-        missing = setting.hooks_missing(run, rank)
-        why = f" (this DeepSpeed lacks {', '.join(missing)})" if missing else ""
         return _unknown(
-            blank, f"Releases were not checked{why}.", "Capture with a DeepSpeed that has these hook points."
+            blank,
+            f"Releases were not checked{_missed(run, rank)}.",
+            "Capture with a DeepSpeed that has these hook points.",
         )
-    held = [mark for mark in marks if mark["released_alive_bytes"]]
+    found = [outliving(run, story, mark) for mark in marks if mark["released_alive_bytes"]]
+    held = [one for one in found if one.size_bytes]
     if held:
         return _confirmed(run, blank, story, held, first)
-    return _none_alive(run, blank, story, marks)
+    if any(not one.apart_ended for one in found):
+        return _may_be_alive(blank, max(found, key=lambda one: one.apart_bytes))
+    return _none_alive(run, blank, story, marks, found)
+
+
+def _blind(run: Run, rank: int) -> tuple[str, str] | None:
+    """What kept the capture from seeing every release, and the way out; None when it saw all."""
+    missing = setting.hooks_missing(run, rank)
+    for name in _NEEDED:
+        if name in missing:
+            why = f" ({without_folders(missing[name])})" if missing[name] else ""
+            return (
+                f'Releases were not all seen: hook "{name}" is missing{why}.',
+                "Capture with a DeepSpeed that has this hook point, and where it is said to have stepped aside, report "
+                "it as a bug of zeropeak.",
+            )
+    threshold = setting.module_granularity_threshold(run, rank)
+    if threshold > 0:
+        return (
+            f"Releases were not all seen: with stage3_module_granularity_threshold at {threshold:,} DeepSpeed releases "
+            "small modules by a path that zeropeak does not hook.",
+            "Capture with zero_optimization.stage3_module_granularity_threshold at 0.",
+        )
+    return None
+
+
+def _missed(run: Run, rank: int) -> str:
+    missing = [f"{name}: {without_folders(why)}" for name, why in setting.hooks_missing(run, rank).items()]
+    return f" (missing hooks: {'; '.join(missing)})" if missing else ""
+
+
+def _may_be_alive(blank: Finding, one: Outliving) -> Finding:
+    mark = one.mark
+    return replace(
+        blank,
+        verdict=Verdict.SUSPECTED,
+        bytes=one.apart_bytes,
+        step=mark["step"],
+        headline=f"After the {mark['mark']} of step {mark['step']} {size(one.apart_bytes)} of released weights were "
+        "still alive, but no holder was found and the data ends within moments.",
+        advice="Not measured: whether they outlive the mark, since a communication thread may drop the last reference "
+        "a little later. Capture one more step, with the holder search on.",
+        evidence=[_mark_evidence([mark], "released but alive, by weak references")],
+    )
 
 
 def _basis(run: Run) -> Basis:
@@ -128,14 +181,14 @@ def _cut_before_mark(blank: Finding, story: Story) -> Finding:
     )
 
 
-def _none_alive(run: Run, blank: Finding, story: Story, marks: Sequence[dict[str, Any]]) -> Finding:
+def _none_alive(
+    run: Run, blank: Finding, story: Story, marks: Sequence[dict[str, Any]], brief: Sequence[Outliving]
+) -> Finding:
     frees = story.events.of_kind("free").start_ns
     if not len(frees) or frees[0] > next(mark["ts_ns"] for mark in marks if mark["mark"] == "forward"):
-        missing = setting.hooks_missing(run, story.rank)
-        why = f"; this DeepSpeed lacks {', '.join(missing)}" if missing else ""
         return _unknown(
             blank,
-            f"No release of a full parameter was seen during the first forward{why}.",
+            f"No release of a full parameter was seen during the first forward{_missed(run, story.rank)}.",
             "Nothing was released, so nothing could outlive it: capture with "
             "zero_optimization.stage3_max_reuse_distance and stage3_param_persistence_threshold below the model's "
             "size.",
@@ -145,21 +198,33 @@ def _none_alive(run: Run, blank: Finding, story: Story, marks: Sequence[dict[str
         if story.status in {"complete", None}
         else f"; the rank's capture ends early ({story.status}), later steps are not covered"
     )
+    headline = (
+        f"Every full weight that ZeRO released had died by the end of the first forward, and at all "
+        f"{count(len(marks), 'mark')} of the run{cut}."
+    )
+    if brief:
+        most = max(one.apart_bytes for one in brief)
+        headline = (
+            f"No full weight outlived its release by more than {duration(SLACK_NS)}, at any of "
+            f"{count(len(marks), 'mark')} of the run{cut}; at {count(len(brief), 'mark')} up to {size(most)} died "
+            "moments after it, as a communication thread let go."
+        )
+    evidence = [one.mark for one in brief[:1]] or marks[:1]
     return replace(
         blank,
         verdict=Verdict.RULED_OUT,
         bytes=0,
         step=0,
-        evidence=[_mark_evidence(marks[:1], "nothing released was alive at any mark")],
-        headline=f"Every full weight that ZeRO released had died by the end of the first forward, and at all "
-        f"{count(len(marks), 'mark')} of the run{cut}.",
+        evidence=[_mark_evidence(evidence, "nothing released stayed alive at any mark")],
+        headline=headline,
     )
 
 
 def _confirmed(
-    run: Run, blank: Finding, story: Story, held: Sequence[dict[str, Any]], first: dict[str, Any]
+    run: Run, blank: Finding, story: Story, held: Sequence[Outliving], first: dict[str, Any]
 ) -> Finding:
-    mark = held[0]
+    one = held[0]
+    mark = one.mark
     groups = held_at(run, story.rank, mark)
     here = [row for g in groups for row in g.rows]
     fixable = [row["param_id"] for g in groups if g.cause in {Cause.LINEAR_OFF, Cause.NOT_INSTALLED} for row in g.rows]
@@ -167,18 +232,20 @@ def _confirmed(
     held_curve = story.intervals.of(params).curve() if len(params) else None
     facts = Held(
         mark=mark,
-        worst_bytes=max(max(m["released_alive_bytes"] for m in held), int(story.released.size_bytes.max(initial=0))),
+        size_bytes=one.size_bytes,
+        count=one.count,
+        apart_bytes=one.apart_bytes,
+        worst_bytes=max(*(o.size_bytes for o in held), int(story.released.size_bytes.max(initial=0))),
         groups=groups,
         at_first_forward=mark is first,
-        saving=without(story.curve, held_curve) if held_curve is not None and len(held_curve) else None,
+        saving=_saving(story, held_curve) if held_curve is not None and len(held_curve) else None,
     )
     top = groups[0] if groups else None
     sizes = [(row["holder_module"] or row["module"] or row["param"] or "?", row["size_bytes"] or 0) for row in here]
-    event = story.peak.in_flight or story.peak.before if story.peak else None
     return replace(
         blank,
         verdict=Verdict.PREDICTED if blank.basis is Basis.SIMULATED else Verdict.CONFIRMED,
-        bytes=mark["released_alive_bytes"],
+        bytes=one.size_bytes,
         step=mark["step"],
         cause=top.cause.value if top and top.cause else None,
         holder=top.holder if top else None,
@@ -187,21 +254,21 @@ def _confirmed(
         evidence=_evidence(story, facts, here),
         headline=retained_words.headline(facts),
         modules=[name if number == 1 else f"{name} ({number})" for name, number, _ in patterns(sizes)],
-        event=event.name if event else None,
-        peak_saving_bytes=facts.saving.size_bytes if facts.saving else None,
         notes=retained_words.notes(facts),
     )
 
 
 def held_at(run: Run, rank: int, mark: Mapping[str, Any]) -> list[Group]:
-    """What was alive at a mark (``step``, ``micro_step``, ``mark``), by cause and holder, most bytes first."""
+    """What surely outlived a mark (``step``, ``micro_step``, ``mark``), by cause and holder, most bytes first."""
+    here, _ = rows_at(run, read_story(run, rank), mark)
     retained = run.arrow("retained", rank)
-    here = retained
-    for key in ("step", "micro_step", "mark"):
-        here = here.filter(pc.equal(here[key], mark[key])) if mark[key] is not None else here
     known = retained.filter(pc.is_valid(retained["holder"]))
     knob, wrapped = setting.memory_efficient_linear(run, rank), setting.linear_wrapped(run, rank)
-    return group(here.to_pylist(), known.to_pylist(), knob, wrapped)
+    return group(here, known.to_pylist(), knob, wrapped)
+
+
+def _saving(story: Story, held: Curve) -> Saving | None:
+    return without(story.curve, held, story.peak.allocator_bytes if story.peak else None)
 
 
 def _mark_evidence(marks: Sequence[dict[str, Any]], what: str) -> Evidence:
@@ -236,6 +303,7 @@ def _evidence(story: Story, facts: Held, here: Sequence[dict[str, Any]]) -> list
             "rank": story.rank,
             "ts_ns": story.peak.ts_ns,
             "allocated_bytes": story.peak.allocated_bytes,
+            "allocator_peak_bytes": story.peak.allocator_bytes,
             "event": story.peak.in_flight.name if story.peak.in_flight else None,
             "last_event": story.peak.before.name if story.peak.before else None,
             "released_alive_bytes": story.released_at_peak_bytes,

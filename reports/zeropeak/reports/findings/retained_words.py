@@ -22,6 +22,9 @@ class Held:
 
     Attributes:
         mark: row of ``marks``.
+        size_bytes: what surely outlived it.
+        count: number of such storages.
+        apart_bytes: counted by the mark, but without a holder and gone within moments.
         worst_bytes: most at any moment of the run.
         groups: storages by cause and holder, most bytes first.
         at_first_forward: the mark is the one after the first forward.
@@ -29,6 +32,9 @@ class Held:
     """
 
     mark: dict[str, Any]
+    size_bytes: int
+    count: int
+    apart_bytes: int
     worst_bytes: int
     groups: Sequence[Group]
     at_first_forward: bool
@@ -42,14 +48,15 @@ def _where(mark: dict[str, Any]) -> str:
 def headline(facts: Held) -> str:
     """How much, when, and how much of all that was allocated."""
     mark = facts.mark
-    bytes_, allocated = mark["released_alive_bytes"], mark["allocated_bytes"]
+    bytes_, allocated = facts.size_bytes, mark["allocated_bytes"]
     share = f", {percent(bytes_, allocated)} of what was allocated" if allocated else ""
     when = "After the first forward" if facts.at_first_forward else _where(mark).capitalize()
-    number = mark["released_alive_count"]
-    weights = f" in {count(number, 'weight')}" if number is not None else ""
+    weights = f" in {count(facts.count, 'weight')}" if facts.count else ""
     text = f"{when} {size(bytes_)}{weights} had been released by ZeRO and were still alive{share}"
     if facts.worst_bytes > bytes_:
         text += f"; {size(facts.worst_bytes)} at the worst moment of the run"
+    if facts.apart_bytes:
+        text += f"; {size(facts.apart_bytes)} more may have been on their way out (no holder, gone within moments)"
     return f"{text}."
 
 
@@ -118,6 +125,6 @@ def _saved(bytes_: int, facts: Held) -> str:
     if facts.saving is None:
         return f"{text}; the saving at the peak is unknown, there is no memory curve"
     saving = facts.saving
-    among = " of the samples" if saving.sampled else ""
-    peak = f"{size(saving.peak_bytes)} to {size(saving.without_bytes)}"
-    return f"{text} and {size(saving.size_bytes)} less at the peak{among} ({peak})"
+    known = "; the moment of the peak is known to the sample only" if saving.sampled else ""
+    peak = f"{size(saving.peak_bytes)} to {size(saving.without_bytes)}{known}"
+    return f"{text} and {size(saving.size_bytes)} less at the peak ({peak})"

@@ -14,7 +14,7 @@ class Saving:
     """Peak with and without.
 
     Attributes:
-        sampled: the curve is of counters read now and then.
+        sampled: the curve is of counters read now and then, so the moment of the peak is known to the sample only.
     """
 
     peak_bytes: int
@@ -27,10 +27,16 @@ class Saving:
         return self.peak_bytes - self.without_bytes
 
 
-def without(allocated: Curve, held: Curve) -> Saving | None:
+def without(allocated: Curve, held: Curve, allocator_bytes: int | None = None) -> Saving | None:
     """Peak of ``allocated`` with ``held`` taken off at every moment; the peak may move to another moment.
 
-    None without a curve.
+    Args:
+        allocated: of the rank.
+        held: of the storages in question.
+        allocator_bytes: the allocator's own maximum, where the curve is sampled: what the samples save is taken off it.
+
+    Returns:
+        None without a curve.
     """
     if not len(allocated):
         return None
@@ -41,4 +47,6 @@ def without(allocated: Curve, held: Curve) -> Saving | None:
         int((allocated.size_bytes - held.at(allocated.ts_ns)).max()),
         int((allocated.at(inside) - held.at(inside)).max(initial=0)),
     )
-    return Saving(int(allocated.size_bytes.max()), left, allocated.sampled)
+    top = int(allocated.size_bytes.max())
+    highest = max(top, allocator_bytes or 0) if allocated.sampled else top
+    return Saving(highest, highest - (top - left), allocated.sampled)

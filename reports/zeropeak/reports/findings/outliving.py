@@ -1,0 +1,83 @@
+"""Which released storages surely outlived their release at a mark, and which may have been on their way out.
+
+A communication thread (gloo's) can drop the last reference to a storage moments after ZeRO's own: such a storage is
+found alive at a mark without anything holding it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow.compute as pc
+
+from zeropeak.reports.columns import NEVER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from zeropeak.reports.run import Run
+    from zeropeak.reports.story import Story
+
+SLACK_NS: Final = 5_000_000
+"""How long after a mark a thread may still take to drop a reference: some schedules of a busy core."""
+
+
+@dataclass(frozen=True)
+class Outliving:
+    """What was found alive at one mark.
+
+    Attributes:
+        mark: row of ``marks``.
+        rows: rows of ``retained`` that surely outlived it; empty also where the table is.
+        size_bytes: their bytes.
+        count: their number.
+        apart_bytes: the rest of what the mark counted.
+        apart_ended: whether all of the rest was seen to end.
+    """
+
+    mark: dict[str, Any]
+    rows: Sequence[dict[str, Any]]
+    size_bytes: int
+    count: int
+    apart_bytes: int
+    apart_ended: bool
+
+
+def rows_at(run: Run, story: Story, mark: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of ``retained`` at a mark (``step``, ``micro_step``, ``mark``): those that surely outlived it, and the rest.
+
+    Sure is a storage that has a named holder at any mark, or whose end lies more than :data:`SLACK_NS` after the mark,
+    or that was never seen to end in a run that went on for that long.
+    """
+    retained = run.keep(("retained", story.rank), lambda: run.arrow("retained", story.rank))
+    held = set(retained.filter(pc.is_valid(retained["holder"]))["storage_id"].to_pylist()) - {None}
+    here = retained
+    for key in ("step", "micro_step", "mark"):
+        here = here.filter(pc.equal(here[key], mark[key])) if mark[key] is not None else here
+    sure: list[dict[str, Any]] = []
+    rest: list[dict[str, Any]] = []
+    for row in here.to_pylist():
+        named = row["holder"] is not None or row["storage_id"] in held
+        end = story.end_ns if row["ended_ns"] is None else row["ended_ns"]
+        lasted = row["ts_ns"] is not None and end - row["ts_ns"] > SLACK_NS
+        (sure if named or lasted else rest).append(row)
+    return sure, rest
+
+
+def outliving(run: Run, story: Story, mark: dict[str, Any]) -> Outliving:
+    """What surely outlived its release at a mark."""
+    sure, rest = rows_at(run, story, mark)
+    counted = mark["released_alive_bytes"] or 0
+    if sure or rest:
+        size_bytes, count = sum(row["size_bytes"] or 0 for row in sure), len(sure)
+        return Outliving(mark, sure, size_bytes, count, max(counted - size_bytes, 0), all(
+            row["ended_ns"] is not None for row in rest))  # fmt: skip
+    # The log lost its rows of the mark: what the blocks tell is left.
+    blocks, ts_ns = story.intervals, mark["ts_ns"]
+    alive = (blocks.start_ns <= ts_ns) & (blocks.end_ns > ts_ns)
+    lasted = alive & (np.minimum(blocks.end_ns, max(story.end_ns, ts_ns)) - ts_ns > SLACK_NS)
+    size_bytes = min(int(blocks.size_bytes[lasted].sum()), counted)
+    ended = bool(alive.any()) and bool((blocks.end_ns[alive & ~lasted] != NEVER).all())
+    return Outliving(mark, (), size_bytes, int(np.count_nonzero(lasted)), counted - size_bytes, ended)
