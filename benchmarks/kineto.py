@@ -55,18 +55,25 @@ class Run:
     load: list[float] = field(default_factory=list)
     rss_bytes: int = 0
 
-    def once(self, environment: dict[str, str]) -> None:
-        """Run the commands at the same time and note what it took."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        begun = time.perf_counter()
-        running = [start(command, environment) for command in self.commands]
-        outputs = [process.communicate()[0] for process in running]
-        self.wall.append(time.perf_counter() - begun)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self.cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        for process, output in zip(running, outputs, strict=True):
-            if process.returncode:
-                raise SystemExit(f"{self.tool} failed on {self.job}:\n{output}")
+    def once(self, environment: dict[str, str], most_disturbed: float) -> None:
+        """Run the commands at the same time and note what it took; again when other processes used more CPU."""
+        while True:
+            before, busy = resource.getrusage(resource.RUSAGE_CHILDREN), busy_seconds()
+            begun = time.perf_counter()
+            running = [start(command, environment) for command in self.commands]
+            outputs = [process.communicate()[0] for process in running]
+            wall, busy = time.perf_counter() - begun, busy_seconds() - busy
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            for process, output in zip(running, outputs, strict=True):
+                if process.returncode:
+                    raise SystemExit(f"{self.tool} failed on {self.job}:\n{output}")
+            if busy - cpu <= most_disturbed * wall + 0.03:  # the kernel counts in hundredths of a second
+                break
+            time.sleep(1)
+        self.wall.append(wall)
+        self.cpu.append(cpu)
+        for output in outputs:
             self.load += [float(line.split()[1]) for line in output.splitlines() if line.startswith("LOAD")]
 
     def measure_memory(self, environment: dict[str, str]) -> None:
@@ -91,6 +98,12 @@ def start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[s
     return subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
+
+
+def busy_seconds() -> float:
+    """CPU time that all processes of the machine have used."""
+    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(session: int) -> int:
@@ -197,6 +210,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--events", type=int, nargs="*", default=[1_000_000, 4_000_000], help="generated traces")
     parser.add_argument("--no-peer", action="store_true")
+    parser.add_argument("--most-disturbed", type=float, default=float("inf"), metavar="CPUS",
+                        help="repeat a run during which other processes used more than so many CPUs")
     arguments = parser.parse_args()
     work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -214,7 +229,7 @@ def main() -> None:
         run.measure_memory(environment)  # also warms the page cache and compiles
     for _ in range(arguments.repeats):
         for run in runs:
-            run.once(environment)
+            run.once(environment, arguments.most_disturbed)
     print("\n".join(table(runs)))
     print(f"\n{machine()}. Medians of {arguments.repeats}, in turn.")
 

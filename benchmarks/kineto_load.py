@@ -2,11 +2,12 @@
 
     python benchmarks/kineto_load.py trace.json.gz out/ --rank 0 --processes 2
 
-The scanning processes are started first, so that they work while this process imports numpy and pyarrow.
+Other scanning processes are started first, so that they work while this one imports numpy and pyarrow.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ def load(path: str, out: str, rank: int, workers: Workers | None) -> dict[str, i
 
 
 def main() -> None:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts threads that nothing here uses
     path, out, rank, processes = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     if processes == 1:
         print(load(path, out, rank, None))

@@ -51,7 +51,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kineto_window, "BUFFER_BYTES", 3000)
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(EVENTS, st.integers(0, 2**60))
 def test_both_paths_agree(tmp_path: Path, events: list[Any], base: int) -> None:
     path = tmp_path / "trace.json"

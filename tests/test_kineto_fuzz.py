@@ -107,9 +107,13 @@ def main() -> None:
     """Fuzz with atheris."""
     atheris: Any = importlib.import_module("atheris")
 
-    path = Path(tempfile.mkdtemp()) / "trace.json"
+    folder = Path(tempfile.mkdtemp())
+    (folder / "corpus").mkdir()
+    for number, seed in enumerate(SEEDS):
+        (folder / "corpus" / str(number)).write_bytes(seed)
+    kineto_split.CHUNK_BYTES, kineto_window.BUFFER_BYTES = 1000, 3000  # type: ignore[misc]
     atheris.instrument_all()
-    atheris.Setup(sys.argv, lambda data: one_input(path, data))
+    atheris.Setup([*sys.argv, str(folder / "corpus")], lambda data: one_input(folder / "trace.json", data))
     atheris.Fuzz()
 
 

@@ -23,7 +23,7 @@ SCALARS = st.none() | st.booleans() | NUMBERS | st.text() | TRICKY
 KEYS = st.sampled_from(["ph", "cat", "name", "args", "ts", "traceEvents", "baseTimeNanoseconds"]) | st.text(max_size=4)
 VALUES = st.recursive(SCALARS, lambda some: st.lists(some, max_size=4) | st.dictionaries(KEYS, some, max_size=4))
 EVENTS = st.lists(st.dictionaries(KEYS, VALUES, max_size=5), max_size=12)
-BOUNDED = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+BOUNDED = settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 METADATA = st.dictionaries(KEYS.filter(lambda key: key != "traceEvents"), VALUES, max_size=3)
 
 
@@ -156,3 +156,15 @@ def test_an_event_longer_than_the_limit_is_dropped(monkeypatch: pytest.MonkeyPat
     assert [event["n"] for event in taker.events] == [1, 3] or [event["n"] for event in taker.events] == [1, 2, 3]
     assert counts["events_dropped"] >= 1
     assert not splitter.partial
+
+
+def test_parts_of_a_sound_text_always_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto_split, "LOOKAHEAD_BYTES", 200)  # at least one event long
+    events = [{"ph": "X", "name": "x" * (number % 50)} for number in range(60)]
+    text = kineto_layout({}, events, {"a": 1}).encode()
+    last = text.rindex(b'  {\n    "ph"')
+    for stop in range(40, last - 30, 7):
+        first, splitter, _ = split(text, Part(0, stop))
+        assert splitter.met, stop
+        second, _, _ = split(text, Part(stop, None))
+        assert first.events + second.events == events

@@ -24,7 +24,9 @@ TRACE = json.dumps({"baseTimeNanoseconds": 0, "distributedInfo": {"rank": 2}, "t
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto_workers, "PART_BYTES", 100_000)
+    monkeypatch.setattr(kineto_workers, "START_BYTES", 100_000)
+    monkeypatch.setattr(kineto_workers, "HEAD_START_BYTES", 50_000)
+    monkeypatch.setattr(kineto_workers, "MEMORY_BYTES", 10_000)
 
 
 def read(path: Path, workers: Workers | None = None) -> tuple[list[dict[str, object]], dict[str, int], Source]:
@@ -43,7 +45,7 @@ def written(folder: Path, text: str, packed: bool = False) -> Path:
 def test_several_processes_give_the_same_rows_in_the_same_order(tmp_path: Path, packed: bool) -> None:
     path = written(tmp_path, TRACE, packed)
     with Workers(path, 3) as workers:
-        assert len(workers._running) == 3
+        assert len(workers._running) == 2
         assert read(path, workers) == read(path)
 
 
@@ -59,7 +61,7 @@ def test_a_part_that_would_begin_within_an_event_is_left_to_the_one_before(tmp_p
     deep = [{"ph": "X", "cat": "kernel", "name": "k", "ts": 5, "dur": 1, "args": {"x": inner}}]
     path = written(tmp_path, json.dumps({"baseTimeNanoseconds": 0, "traceEvents": EVENTS[:9] + deep + EVENTS[9:20]}))
     with Workers(path, 4) as workers:
-        assert len(workers._running) == 4
+        assert len(workers._running) == 3
         assert read(path, workers) == read(path)
 
 
@@ -80,7 +82,7 @@ def test_limits_are_kept_in_the_processes(tmp_path: Path) -> None:
 
 def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, TRACE)
-    with Workers(path, 1) as workers:
+    with Workers(path, 2) as workers:
         os.kill(workers._running[0][0].pid, 9)
         with pytest.raises(ZeropeakError, match="ended with status -9"):
             read(path, workers)
@@ -88,15 +90,32 @@ def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
 
 def test_leaving_the_context_leaves_no_process(tmp_path: Path) -> None:
     path = written(tmp_path, TRACE)
-    with Workers(path, 2) as workers:
+    with Workers(path, 3) as workers:
         processes = [process for process, _ in workers._running]
     assert all(process.poll() is not None for process in processes)
 
 
 def test_short_files_bare_lists_and_xz_are_not_divided(tmp_path: Path) -> None:
-    assert parts(written(tmp_path, TRACE[:50_000]), 8) == [Part()]
-    assert parts(written(tmp_path, "[" + " " * 900_000), 8) == [Part()]
+    assert parts(written(tmp_path, TRACE[:50_000]), 8) == ([], Part())
+    assert parts(written(tmp_path, "[" + " " * 900_000), 8) == ([], Part())
     path = tmp_path / "x"
     path.write_bytes(b"\xfd7zXZ\0" + b" " * 900_000)
-    assert parts(path, 8) == [Part()]
-    assert len(parts(written(tmp_path, TRACE), 2)) == 2
+    assert parts(path, 8) == ([], Part())
+    assert parts(written(tmp_path, TRACE), 1) == ([], Part())
+
+
+def test_the_last_part_is_this_process_s_and_shorter_by_its_head_start(tmp_path: Path) -> None:
+    assert parts(written(tmp_path, "{" + " " * 899_999), 3) == (
+        [Part(0, 316667), Part(316667, 633334)], Part(633334, None))
+    assert parts(written(tmp_path, "{" + " " * 249_999), 2) == (
+        [Part(0, 150000)], Part(150000, None))
+
+
+def test_a_file_that_is_done_before_this_process_is_ready_is_left_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kineto_workers, "HEAD_START_BYTES", 50_000_000)
+    path = written(tmp_path, TRACE)
+    assert parts(path, 2) == ([Part(0, None)], None)
+    with Workers(path, 2) as workers:
+        assert read(path, workers) == read(path)

@@ -257,7 +257,7 @@ def test_a_rank_without_rank_json_uses_the_machines_clock(make_run: MakeRun) -> 
         ("run.json", None, "no run.json, so this is not a run directory"),
         ("run.json", '{"schema": 99}', "written by a newer zeropeak .* update zeropeak"),
         ("run.json", "{", "not valid JSON"),
-        ("raw/rank-0/rank.json", "[]", "not a JSON object"),
+        ("raw/rank-0/rank.json", "[]", "missing or damaged, so the event log's clock"),
         ("raw/node-0.sqlite", "", "the file is empty: the export failed"),
         ("raw/node-0.sqlite", "not a database at all", "damaged or half-written"),
     ],

@@ -199,7 +199,9 @@ def test_a_moment_of_the_run_gets_a_figure_and_one_outside_is_refused(tmp_path: 
     names = [path.name for path in write_report(tmp_path, at_s=2e-8).paths]
     assert "moment-composition.png" in names
     for outside in (-1, 1.5, float("nan")):
-        with pytest.raises(UsageError, match=r"s is outside the run, which lasts 0\.000 s"):
+        with pytest.raises(
+            UsageError, match=r"s is outside the run, which goes from 0\.000 s to 0\.000 s \(0 is the run's start\)"
+        ):
             write_report(tmp_path, at_s=outside)
 
 

@@ -379,12 +379,8 @@ def test_the_empty_run_is_unknown_on_every_rank(tmp_path: Path) -> None:
     assert to_json("r", found)["schema"] == 1
 
 
-@pytest.mark.parametrize(
-    ("retain", "verdict", "bytes_"), [(True, "confirmed", 8192), (False, "ruled_out", 0)]
-)
-def test_from_raw_files_to_the_verdict(
-    make_run: Callable[..., Path], retain: bool, verdict: str, bytes_: int
-) -> None:
+@pytest.mark.parametrize(("retain", "verdict", "bytes_"), [(True, "confirmed", 8192), (False, "ruled_out", 0)])
+def test_from_raw_files_to_the_verdict(make_run: Callable[..., Path], retain: bool, verdict: str, bytes_: int) -> None:
     path = make_run(ranks=2, retain=retain)
     parse_run(path)
     found = find_all(open_run(path))

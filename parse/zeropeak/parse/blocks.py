@@ -32,7 +32,8 @@ ALIVE: Final = int(np.iinfo(np.int64).max)
 NO_MEND: Final = 0
 REUSED: Final = 1
 STORAGE_ENDED: Final = 2
-MENDS: Final = (None, "address-reused", "storage-ended")
+COLLECTIVE_ENDED: Final = 3
+MENDS: Final = (None, "address-reused", "storage-ended", "collective-ended")
 """Words of the codes above, for the column ``mend``."""
 
 _PAIRS_AT_ONCE: Final = 4_000_000
@@ -138,6 +139,27 @@ def close_at_storage_end(blocks: Blocks, block_of_storage: Ints, ended: Ints) ->
         blocks,
         freed=np.where(closes, np.maximum(last, blocks.born), blocks.freed),
         mend=np.where(closes, STORAGE_ENDED, blocks.mend),
+    )
+
+
+def close_at_collective_end(blocks: Blocks, block_of_storage: Ints, event_end: Ints) -> Blocks:
+    """Close unregistered blocks without a reported free where the communication that they were born in ended.
+
+    gloo copies what it reduces, and drops the copy on a thread whose frees no profiler reports. Such a copy belongs to
+    the collective; a tensor that stays, such as a gradient's shard, is registered.
+
+    Args:
+        blocks: the blocks.
+        block_of_storage: block of each registered storage, -1 for none.
+        event_end: end of the innermost event at each block's birth when it is a communication, else ALIVE.
+    """
+    registered = np.zeros(len(blocks.born), bool)
+    registered[block_of_storage[block_of_storage >= 0]] = True
+    closes = (blocks.free_row < 0) & ~registered & (blocks.born != BEFORE) & (event_end < blocks.freed)
+    return replace(
+        blocks,
+        freed=np.where(closes, np.maximum(event_end, blocks.born), blocks.freed),
+        mend=np.where(closes, COLLECTIVE_ENDED, blocks.mend),
     )
 
 

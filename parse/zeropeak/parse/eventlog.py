@@ -39,6 +39,16 @@ _COLUMNS = {
 }
 _TEXT = {"edge", "kind", "target", "phase", "name", "dtype", "class_name", "mark", "holder", "holder_module",
          "category", "owner"}
+_KEYS = {
+    "events": ("event_id", "edge", "ts_ns", "kind"),
+    "event_params": ("event_id", "param_id"),
+    "params": ("param_id",),
+    "modules": ("module_id",),
+    "marks": ("ts_ns", "mark"),
+    "retained": ("ts_ns", "mark", "param_id"),
+    "storages": ("storage_id", "edge", "ts_ns"),
+}
+"""Columns without which a row says nothing."""
 _OTHER = {"shape": pa.list_(pa.int64()), "trainable": pa.bool_(), "persistent": pa.bool_()}
 
 
@@ -56,7 +66,7 @@ def read(path: Path, sink: Sink) -> Source:
     for name in STREAMS:
         rows, complete = read_stream(path / f"{name}.arrows", sink)
         whole &= complete
-        streams[name] = _typed(name, rows)
+        streams[name] = _typed(name, rows, sink)
         sink.count(f"{name}_rows", streams[name].num_rows)
     events = _join_edges(streams["events"], sink)
     names = _Names(streams["params"], streams["modules"])
@@ -69,14 +79,15 @@ def read(path: Path, sink: Sink) -> Source:
     blocks = _storages(streams["storages"], freed, sink)
     sink.write("memory_blocks", blocks)
     _write_retained(streams["retained"], events, blocks, names, sink)
-    first = events["event_id"][0].as_py() if events.num_rows else None
-    return Source("log", path, None if first is None else rank_of(first), clock="boot", partial=not whole)
+    middle = int(np.sort(ints(events["event_id"]))[events.num_rows // 2]) if events.num_rows else None
+    return Source("log", path, None if middle is None else rank_of(middle), clock="boot", partial=not whole)
 
 
 def anchors(path: Path) -> tuple[Ints, Ints]:
     """Event ids and begin times (CLOCK_MONOTONIC) of a rank's event log, for clock fits; empty when unreadable."""
-    rows, _ = read_stream(path / "events.arrows", MemorySink())
-    events = _typed("events", rows)
+    sink = MemorySink()
+    rows, _ = read_stream(path / "events.arrows", sink)
+    events = _typed("events", rows, sink)
     begun = events.filter(pc.not_equal(events["edge"], Edge.END.value))
     return ints(begun["event_id"]), ints(begun["ts_ns"])
 
@@ -95,20 +106,41 @@ class _Names:
         return self.modules["name"].take(Lookup(self.modules["module_id"]).find(ids))
 
 
-def _typed(stream: str, rows: pa.Table | None) -> pa.Table:
-    """The stream with exactly its columns and types; a column that this capture did not write is null."""
+def _typed(stream: str, rows: pa.Table | None, sink: Sink) -> pa.Table:
+    """The stream with exactly its columns and types; rows without their keys are dropped.
+
+    A column that this capture did not write, or that is not of its type, is null.
+    """
     names = _COLUMNS[stream].split()
     schema = pa.schema(
         [(name, pa.string() if name in _TEXT else _OTHER.get(name, pa.int64())) for name in names]
     )
     if rows is None:
         return schema.empty_table()
-    arrays = [
-        pc.cast(rows.column(field.name), field.type) if field.name in rows.schema.names
-        else pa.nulls(rows.num_rows, field.type)
-        for field in schema
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema).combine_chunks()
+    arrays = []
+    for field in schema:
+        places = rows.schema.get_all_field_indices(field.name)
+        values = pa.nulls(rows.num_rows, field.type)
+        if places:
+            try:
+                values = pc.cast(rows.column(places[0]), field.type)
+            except pa.ArrowException:
+                found = str(rows.schema.field(places[0]).type)[:60]
+                sink.count("column_unusable", 1, "lost", f"{stream}.{field.name} holds {found} that is no {field.type}")
+        if field.name == "edge":
+            values = pc.if_else(pc.is_in(values, pa.array(list(Edge))), values, pa.scalar(None, field.type))
+        arrays.append(values)
+    typed = pa.Table.from_arrays(arrays, schema=schema)
+    keyed = typed
+    for key in _KEYS[stream]:
+        keyed = keyed.filter(pc.is_valid(keyed[key]))
+    if stream == "storages":
+        # The tables know no block without a size; an end needs none.
+        sized = pc.or_(pc.equal(keyed["edge"], Edge.END.value), pc.is_valid(keyed["size_bytes"]))
+        keyed = keyed.filter(sized)
+    if dropped := typed.num_rows - keyed.num_rows:
+        sink.count("rows_dropped", dropped, "lost", f"rows of {stream} that lack one of {', '.join(_KEYS[stream])}")
+    return keyed.combine_chunks()
 
 
 def _join_edges(events: pa.Table, sink: Sink) -> pa.Table:
@@ -164,7 +196,9 @@ def _write_events(events: pa.Table, event_params: pa.Table, names: _Names, sink:
         "shard_bytes": sums["shard_bytes_sum"].take(at),
         "source": pa.repeat(pa.scalar("log"), zero.num_rows),
     }))
-    phases = events.filter(phase)
+    phases = events.filter(pc.and_(phase, pc.is_valid(events["target"])))
+    if nameless := pc.sum(phase).as_py() or 0:
+        sink.count("phases_without_name", nameless - phases.num_rows, "lost", "phases whose name is unreadable")
     sink.write("phases", phases.select(["event_id", "step", "micro_step", "start_ns", "end_ns"]).append_column(
         "phase", phases["target"]))
     _write_module_ranges(events.filter(module), names, sink)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from zeropeak.parse import nsys
+from zeropeak.parse.access import entries, need_readable, reading
 from zeropeak.parse.readers import is_timeline, peek_rank, sniff
 from zeropeak.profile.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
 ENDINGS: Final = (".json", ".json.gz", ".json.xz", ".json.zst", ".sqlite", ".nsys-rep", ".pickle", ".pickle.gz",
                   ".pkl", ".pkl.gz")
@@ -73,10 +75,11 @@ def choose(
     """
     chosen = Chosen()
     unranked: list[TraceFile] = []
-    found = _expand(paths)
+    found = _expand(paths, chosen.refused)
     ranks = _by_path(ranks, found)
     for path, label in found.items():
         try:
+            need_readable(path)
             kind = sniff(path)
             if kind == "nsys":
                 sqlite = _exported(path, export) if path.suffix == ".nsys-rep" else path
@@ -137,21 +140,38 @@ def rank_in_name(path: Path) -> int | None:
     return None
 
 
-def _expand(paths: Iterable[Path]) -> dict[Path, str]:
-    """All files with their labels."""
+def _expand(paths: Iterable[Path], refused: list[tuple[str, str]]) -> dict[Path, str]:
+    """All files with their labels; folders inside those named that may not be read go to ``refused``."""
     found: dict[Path, str] = {}
     for path in paths:
-        if path.is_dir():
+        with reading(path):
+            folder = path.is_dir()
+        if folder:
             if (path / "run.json").is_file():
                 raise UsageError(f"{path}: a run directory; parse it by itself: zeropeak parse {path}")
-            for inner in sorted(path.rglob("*")):
-                if inner.is_file() and inner.name.endswith(ENDINGS):
-                    found.setdefault(inner, str(inner.relative_to(path)))
+            if "raw" in entries(path) and any(name.startswith("rank-") for name in entries(path / "raw")):
+                raise UsageError(
+                    f"{path}: no run.json beside raw/rank-*; is this a run directory? Copy its run.json, too, or give "
+                    "the trace files themselves"
+                )
+            for inner in _files(path, refused):
+                found.setdefault(inner, str(inner.relative_to(path)))
         elif path.is_file():
             found.setdefault(path, path.name)
         else:
             raise UsageError(f"{path}: no such file or folder")
     return found
+
+
+def _files(folder: Path, refused: list[tuple[str, str]]) -> list[Path]:
+    """Files to try in a folder and all below it, sorted."""
+
+    def refuse(error: OSError) -> None:
+        where = Path(error.filename)
+        refused.append((str(where.relative_to(folder)), f"cannot be read ({error.strerror})"))
+
+    inner = (Path(root) / name for root, _, names in os.walk(folder, onerror=refuse) for name in names)
+    return sorted(path for path in inner if path.name.endswith(ENDINGS) and path.is_file())
 
 
 def _exported(report: Path, export: Callable[[Path], Path] | None) -> Path:

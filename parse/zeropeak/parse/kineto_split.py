@@ -138,11 +138,9 @@ class Splitter:
     def take(self) -> None:
         """Hand over the events, then read the metadata after them."""
         window, limit, ended = self._window, CHUNK_BYTES, False
-        while not ended:
+        while not ended and not self._arrived():
             window.fill(CHUNK_BYTES + LOOKAHEAD_BYTES)
             goal = self._goal_index()
-            if self.met:
-                break
             end = min(window.start + limit, window.end, goal)
             cut = self._last_boundary(end)
             if cut > 0 and self._attempt(cut):
@@ -158,21 +156,24 @@ class Splitter:
             read_tail(window, self.metadata, self._counts)
 
     def _goal_index(self) -> int:
-        """Where the comma is after which another process began; beyond all text when that is not in sight."""
+        """Index of the comma after which another process began; beyond all text when that is not in sight."""
         window = self._window
-        if self._stop is not None and self._goal is None and window.offset + CHUNK_BYTES > self._stop:
+        if self._stop is not None and window.offset + CHUNK_BYTES > self._stop:
             at = window.start + self._stop - window.offset
             comma = self._first_boundary(at) if at >= window.start else None
             self._goal = None if comma is None else window.offset + comma - window.start
             self._stop = None
-        if self._goal is None:
-            return sys.maxsize
+        return sys.maxsize if self._goal is None else window.start + self._goal - window.offset
+
+    def _arrived(self) -> bool:
+        """Whether the next event is the one that another process began with; forgets the goal once it is passed."""
+        window = self._window
+        if self._goal is None or window.offset <= self._goal:
+            return False
         goal = window.start + self._goal - window.offset
-        if goal >= window.start:
-            return goal
-        self.met = goal > 0 and not window.buffer[goal + 1 : window.start].strip(b" \t\r\n,")
-        self._goal = None  # met, or gone past, since it was no boundary between events
-        return sys.maxsize
+        self.met = not window.buffer[goal + 1 : window.start].strip(b" \t\r\n,")
+        self._goal = None
+        return self.met
 
     def _attempt(self, cut: int) -> bool:
         window = self._window

@@ -1,7 +1,8 @@
-"""Scanning a trace in other processes, several parts of it at once, while this one imports numpy and pyarrow.
+"""Scanning a trace in several processes, the others at work while this one still imports numpy and pyarrow.
 
-Light processes are started, not forked: that works whatever threads this process has. Every part but the first goes to
-a file until the part before it has arrived at where it began, which proves that it began between two events.
+Light processes are started, not forked: that works whatever threads this process has. Each scans a part of the file to
+a temporary file, the last part is scanned here. The rows of a part count once the part before has arrived at where it
+began, which proves that it began between two events; else the part before has gone on to the end of the file.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tempfile
 from typing import TYPE_CHECKING, Any, Final
 
 from zeropeak.parse.kineto_part import DEFAULTS, WHOLE, Limits, Part
@@ -22,8 +24,14 @@ if TYPE_CHECKING:
 
     from zeropeak.parse.kineto_scan import Begin, Progress, Scan, Take
 
-PART_BYTES: Final = 24 << 20
-"""Text for which another process is worth its start."""
+START_BYTES: Final = 12 << 20
+"""Text that is scanned in the time that a process takes to start: a shorter file is not worth one."""
+
+HEAD_START_BYTES: Final = 48 << 20
+"""Text that another process has scanned when this one has imported what it needs to write tables."""
+
+MEMORY_BYTES: Final = 32 << 20
+"""Rows of this process's own part that wait in memory, not in a file, for those of the parts before."""
 
 MAX_GZIP_RATIO: Final = 100
 
@@ -35,21 +43,20 @@ class Workers:
 
     Args:
         path: the trace.
-        processes: at most so many; fewer for a short file or one that cannot be divided.
+        processes: how many scan, this one included; fewer do for a short file or one that cannot be divided.
         limits: what the file may be.
     """
 
     def __init__(self, path: Path, processes: int | None = None, limits: Limits = DEFAULTS) -> None:
         self.path, self.limits = path, limits
+        others, self._own = parts(path, processes or os.cpu_count() or 1)
         self._running: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
-        for part in parts(path, processes or os.cpu_count() or 1):
-            output = _temporary() if part.begin else None
+        for part in others:
+            output = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
             call = (f"import sys; sys.path[:] = {sys.path!r}; from zeropeak.parse.kineto_worker import main; "
-                    f"main({str(path)!r}, {part.begin}, {part.stop}, {limits.max_bytes}, {limits.max_ratio})")
-            process = subprocess.Popen(
-                [sys.executable, "-S", "-c", call], stdin=subprocess.DEVNULL, stdout=output or subprocess.PIPE
-            )
-            self._running.append((process, output or process.stdout))  # type: ignore[arg-type]
+                    f"main({str(path)!r}, {tuple(part)}, {tuple(limits)})")
+            process = subprocess.Popen([sys.executable, "-S", "-c", call], stdin=subprocess.DEVNULL, stdout=output)
+            self._running.append((process, output))
 
     def __enter__(self) -> Workers:
         return self
@@ -77,45 +84,43 @@ class Workers:
         """What ``scan`` does; path and limits must be the ones that the processes were started with."""
         if (path, limits, part) != (self.path, self.limits, WHOLE):
             raise ValueError("the processes were started for another file, limit or part")
-        from zeropeak.parse.kineto_scan import Scan  # not above: it would delay the start of the processes
+        from zeropeak.parse.kineto_scan import Scan, scan  # not above: it would delay the start of the processes
 
-        done = Scan(met=True)
-        for process, output in self._running:
-            if not done.met:
-                break  # the part before went on to the end, so this one began within an event
-            if process.stdout is None:
-                process.wait()
-                output.seek(0)
-            found: Scan | None = None
-            for what, value in _messages(output):
-                if what == "packet":
-                    take(value)
-                elif what == "begin":
-                    begin(value)
-                elif what == "progress" and progress:
-                    progress(*value)
-                elif what == "refused":
-                    raise TraceError(path, value)
-                elif what == "end":
-                    found = value
-            if found is None:
-                raise ZeropeakError(f"{path}: a process that scanned it ended with status {process.wait()}; with "
-                                    "little memory, parse files one by one")
-            done.metadata.update(found.metadata)
-            done.counts.update(found.counts)
-            done.pids |= found.pids
-            done.partial, done.problem, done.met = found.partial, found.problem, found.met
+        if not self._running and self._own is not None:
+            return scan(path, begin, take, limits, progress)
+        with tempfile.SpooledTemporaryFile(MEMORY_BYTES) as own:
+            last = self._scan_own(own, progress)
+            done = Scan(met=True)
+            for process, output in self._running:
+                if done.met:
+                    _add(done, _replay(path, process, output, begin, take))
+            if done.met and last is not None:
+                own.seek(0)
+                for packet in _pickled(own):
+                    take(packet)
+                _add(done, last)
         self.close()
         return done
 
+    def _scan_own(self, waiting: Any, progress: Progress | None) -> Scan | None:
+        """Scan this process's part to a file."""
+        from zeropeak.parse.kineto_scan import scan
 
-def parts(path: Path, processes: int) -> list[Part]:
-    """Parts of a trace of about the same length, at most ``processes``.
+        if self._own is None:
+            return None
+        return scan(
+            self.path, lambda _: None, lambda packet: pickle.dump(packet, waiting, pickle.HIGHEST_PROTOCOL),
+            self.limits, progress, self._own,
+        )
+
+
+def parts(path: Path, processes: int) -> tuple[list[Part], Part | None]:
+    """Parts of a trace for other processes, and the last for this one: None when the others do it all.
 
     A gzip file says how long its text is; xz and zstd files are not divided, nor are bare lists of events.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    size = os.path.getsize(path)  # noqa: PTH202  (the module does without pathlib)
+    with open(path, "rb") as file:  # noqa: PTH123
         head = file.read(4096)
         if head.startswith(b"\x1f\x8b") and size > 18:
             file.seek(-4, os.SEEK_END)
@@ -123,18 +128,41 @@ def parts(path: Path, processes: int) -> list[Part]:
             length = text if size < text < MAX_GZIP_RATIO * size else 0
         else:
             length = size if head.lstrip().startswith(b"{") else 0
-    count = max(1, min(processes, length // PART_BYTES))
-    cuts: list[int | None] = [length * index // count for index in range(count)]
-    return [Part(begin or 0, stop) for begin, stop in zip(cuts, [*cuts[1:], None], strict=True)]
+    others = min(processes - 1, length // START_BYTES)
+    if others < 1:
+        return [], WHOLE
+    own = max(0, length - others * HEAD_START_BYTES) // (others + 1)
+    cuts = [(length - own) * index // others for index in range(others + bool(own))]
+    found = [Part(begin, stop) for begin, stop in zip(cuts, [*cuts[1:], None], strict=True)]
+    return (found[:-1], found[-1]) if own else (found, None)
 
 
-def _temporary() -> IO[bytes]:
-    import tempfile  # not above: the first process is at work while this is imported
+def _replay(path: Path, process: subprocess.Popen[bytes], output: IO[bytes], begin: Begin, take: Take) -> Scan:
+    """Hand over what a process found, when it is done."""
+    status = process.wait()
+    output.seek(0)
+    for what, value in _pickled(output):
+        if what == "packet":
+            take(value)
+        elif what == "begin":
+            begin(value)
+        elif what == "refused":
+            raise TraceError(path, value)
+        else:
+            found: Scan = value
+            return found
+    raise ZeropeakError(f"{path}: a process that scanned it ended with status {status}; with little memory, parse "
+                        "files one by one")
 
-    return tempfile.TemporaryFile()
+
+def _add(done: Scan, part: Scan) -> None:
+    done.metadata.update(part.metadata)
+    done.counts.update(part.counts)
+    done.pids |= part.pids
+    done.partial, done.problem, done.met = part.partial, part.problem, part.met
 
 
-def _messages(file: IO[bytes]) -> Iterator[tuple[str, Any]]:
+def _pickled(file: Any) -> Iterator[Any]:
     while True:
         try:
             yield pickle.load(file)

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from zeropeak.parse.access import reading
+from zeropeak.parse.facts import COUNT, FLAG, NUMBER, TEXT, a_list, an_object, check_facts, read_facts
 from zeropeak.profile.errors import TraceError, ZeropeakError
 from zeropeak.profile.labels import RUN_SCHEMA
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_RUN: Final = {
+    "schema": COUNT, "world_size": COUNT, "steps": COUNT, "seq": COUNT, "micro_batch": COUNT, "grad_accum": COUNT,
+    "created_unix_ns": COUNT, "fake_world": FLAG,
+    **dict.fromkeys(("name", "tool", "status", "basis", "config_name", "backend", "device"), TEXT),
+    "command": a_list(TEXT), "versions": an_object(TEXT), "notes": a_list(TEXT),
+    "model": an_object(
+        **dict.fromkeys(("preset", "class", "attention", "dtype"), TEXT),
+        **dict.fromkeys(("layers", "hidden", "vocab", "heads", "parameters", "trainable_parameters"), COUNT),
+    ),
+    "ds_config": an_object(zero_optimization=an_object()),
+    "config_changes": a_list(an_object(key=TEXT, why=TEXT)),
+    "disk": an_object(expected_bytes=COUNT, actual_bytes=COUNT, cap_bytes=COUNT),
+    "failure": an_object(rank=COUNT, kind=TEXT, message=TEXT, exit_code=NUMBER),
+}  # fmt: skip
+"""What the keys of run.json must be that parse and reports read."""
+
+_RANK: Final = {
+    **dict.fromkeys(("rank", "world_size", "pid", "node", "device_total_bytes", "steps_done", "history_entries",
+                     "history_max_entries"), COUNT),
+    **dict.fromkeys(("device", "device_name", "boot_id", "ended", "error", "nvtx"), TEXT),
+    "holder_step": NUMBER, "linear_wrapped": FLAG, "linear_wrapper_available": FLAG,
+    "clock": an_object(monotonic_ns=COUNT, unix_ns=COUNT),
+    "hooks_missing": a_list(an_object(name=TEXT, why=TEXT)),
+    "zero": an_object(stage=COUNT, memory_efficient_linear=FLAG),
+}  # fmt: skip
+"""Likewise of rank.json."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +89,9 @@ def read_manifest(run: Path) -> Manifest:
         )
     world_size = raw.get("world_size")
     return Manifest(
-        name=str(raw.get("name", run.name)),
-        status=str(raw.get("status", "")),
-        world_size=world_size if isinstance(world_size, int) else None,
+        name=raw.get("name") or run.name,
+        status=raw.get("status") or "",
+        world_size=world_size,
         fake_world=bool(raw.get("fake_world", False)),
         raw=raw,
     )
@@ -74,12 +102,13 @@ def read_run_json(run: Path) -> dict[str, Any] | None:
 
     Raises:
         ZeropeakError: a newer zeropeak wrote it.
-        TraceError: it is not JSON, or not a manifest.
+        TraceError: it is not JSON, not a manifest, or a key holds something else than it must.
     """
     path = run / "run.json"
-    if not path.is_file():
-        return None
-    raw = read_object(path)
+    with reading(path):
+        if not path.is_file():
+            return None
+    raw = read_facts(path, {"schema": COUNT})
     schema = raw.get("schema")
     if not isinstance(schema, int):
         raise TraceError(path, "no schema number; the file is damaged, capture again")
@@ -87,6 +116,7 @@ def read_run_json(run: Path) -> dict[str, Any] | None:
         raise ZeropeakError(
             f"{path}: written by a newer zeropeak (schema {schema}, this one reads up to {RUN_SCHEMA}); update zeropeak"
         )
+    check_facts(path, raw, _RUN)  # a newer one may hold other things: it is told apart first
     return raw
 
 
@@ -94,16 +124,15 @@ def read_rank(folder: Path, rank: int) -> RankInfo | None:
     """Read ``rank.json`` of a rank's folder; None when it is missing (the rank died before writing it).
 
     Raises:
-        TraceError: it is there but not JSON.
+        TraceError: it is there but damaged.
     """
-    path = folder / "rank.json"
-    if not path.is_file():
+    raw = read_rank_json(folder)
+    if raw is None:
         return None
-    raw = read_object(path)
     clock = raw.get("clock") or {}
     boot = None
-    if isinstance(clock.get("monotonic_ns"), int) and isinstance(clock.get("unix_ns"), int):
-        boot = BootClock(str(raw.get("boot_id") or ""), clock["monotonic_ns"], clock["unix_ns"])
+    if clock.get("monotonic_ns") is not None and clock.get("unix_ns") is not None:
+        boot = BootClock(raw.get("boot_id") or "", clock["monotonic_ns"], clock["unix_ns"])
     return RankInfo(
         rank=rank,
         pid=raw.get("pid"),
@@ -116,16 +145,14 @@ def read_rank(folder: Path, rank: int) -> RankInfo | None:
     )
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object.
+def read_rank_json(folder: Path) -> dict[str, Any] | None:
+    """The object in ``rank.json`` of a rank's folder; None when there is none.
 
     Raises:
-        TraceError: the file holds none.
+        TraceError: it is damaged.
     """
-    try:
-        found = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise TraceError(path, f"not valid JSON ({error}); the file is damaged, capture again") from error
-    if not isinstance(found, dict):
-        raise TraceError(path, "not a JSON object; the file is damaged, capture again")
-    return found
+    path = folder / "rank.json"
+    with reading(path):
+        if not path.is_file():
+            return None
+    return read_facts(path, _RANK)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +13,13 @@ from zeropeak.parse.alive import Alive
 from zeropeak.parse.blocks import (
     ALIVE,
     BEFORE,
+    COLLECTIVE_ENDED,
     MENDS,
     REUSED,
     STORAGE_ENDED,
     Blocks,
     Events,
+    close_at_collective_end,
     close_at_storage_end,
     match_storages,
     pair,
@@ -26,6 +28,7 @@ from zeropeak.parse.curve import Curve, Edges, edges
 from zeropeak.parse.lookup import ints
 from zeropeak.parse.recorded import recorded
 from zeropeak.parse.registered import block_table, unmatched_table
+from zeropeak.profile.labels import Kind
 
 if TYPE_CHECKING:
     from zeropeak.parse.stats import StatsScope
@@ -203,12 +206,26 @@ def _device_memory(
     matched = match_storages(blocks, ints(storages["address"]), ints(storages["born_ns"]), slack_ns)
     ended = ints(storages["freed_ns"], ALIVE)
     blocks = close_at_storage_end(blocks, matched, ended)
+    if device == "cpu":
+        blocks = close_at_collective_end(blocks, matched, _collective_end(timeline, blocks.born))
     order = edges(blocks, _reported_baseline(rows, events) if device != "cpu" else None)
     _count_mends(blocks, stats)
     table = _event_table(rows, blocks, order, device, source)
     if rest.num_rows:
         table = pa.concat_tables([table, rest], promote_options="permissive")
     return table, block_table(blocks, matched, storages, timeline, device or "", source), matched, order
+
+
+_COMMUNICATION: Final = (Kind.FETCH, Kind.PREFETCH, Kind.WAIT, Kind.GATHER, Kind.REDUCE, Kind.ALL_GATHER)
+
+
+def _collective_end(timeline: Timeline, born: Ints) -> Ints:
+    """End of the innermost event at each birth when it is a communication; ALIVE otherwise, and for a cut event."""
+    row = timeline.events.innermost.at(born)
+    kinds = pc.is_in(timeline.events.rows["kind"], pa.array([kind.value for kind in _COMMUNICATION]))
+    communicates = np.append(np.asarray(kinds.combine_chunks() if isinstance(kinds, pa.ChunkedArray) else kinds), False)
+    ends = np.append(timeline.events.end, ALIVE)
+    return np.where(communicates[row], ends[row], ALIVE)
 
 
 def _without_blocks(rows: pa.Table, alloc: Flags) -> tuple[pa.Table, Edges]:
@@ -238,6 +255,7 @@ def _count_mends(blocks: Blocks, stats: StatsScope) -> None:
     for code, detail in (
         (REUSED, "frees that the profiler missed, seen because the address was allocated again"),
         (STORAGE_ENDED, "frees that the profiler missed, seen by the event log when the tensor died"),
+        (COLLECTIVE_ENDED, "frees that the profiler missed, of copies that a collective made for itself"),
     ):
         mended = blocks.mend == code
         name = str(MENDS[code]).replace("-", "_")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 from zeropeak.parse import eventlog
+from zeropeak.parse.access import entries, need_readable, reading
 from zeropeak.parse.clocks import ClockMap, boot_maps
 from zeropeak.parse.manifest import Manifest, RankInfo, read_manifest, read_rank
 from zeropeak.parse.node import NodeView, read_node
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, int, int], None]
     """Called with what is being read, how many files are done, and how many there are."""
+
+RANKS: Final = 1 << 22
+"""Ranks that event ids can tell apart."""
 
 LOG_TABLES = ("zero_events", "zero_event_params", "phases", "module_ranges", "modules", "params", "retained", "marks",
               "memory_blocks", "memory_samples")
@@ -68,7 +73,7 @@ def parse_run(run: Path, *, workers: int | None = None, progress: Progress | Non
     exports = _exports(run)
     total = len(folders) + len(exports)
     stats = Stats()
-    infos = {rank: read_rank(folder, rank) for rank, folder in folders.items()}
+    infos = {rank: _rank_info(run, rank, folder, stats) for rank, folder in folders.items()}
     clocks = boot_maps({rank: info.clock for rank, info in infos.items() if info and info.clock})
     _count_missing(run, manifest, infos, exports, stats)
     with TableWriter(run / "tables") as writer:
@@ -116,7 +121,8 @@ class _Job:
     def traces(self) -> dict[str, Path]:
         """The rank's traces by reader."""
         found = {"kineto": self.raw / "torch.json.gz", "snapshot": self.raw / "snapshot.pickle.gz"}
-        return {kind: path for kind, path in found.items() if path.is_file()}
+        with reading(self.raw):
+            return {kind: path for kind, path in found.items() if path.is_file()}
 
     @property
     def size_bytes(self) -> int:
@@ -128,6 +134,11 @@ def _rank_tables(job: _Job, files: TableFiles) -> Stats:
     stats = Stats()
     sink = MemorySink()
     source = eventlog.read(job.raw, sink)
+    if source.rank is not None and source.rank != job.rank:
+        raise TraceError(
+            job.raw, f"its events are of rank {source.rank}, not of rank {job.rank}: the folder was copied or renamed; "
+            "give it back its name"
+        )
     log_file = str(job.raw.relative_to(job.run))
     clock = _log_clock(job, sink)
     log = {name: clock.apply_table(sink.full_table(name)) for name in LOG_TABLES}
@@ -142,6 +153,7 @@ def _rank_tables(job: _Job, files: TableFiles) -> Stats:
     files.write("clocks", clock_row("log", clock), job.rank)
     for kind, path in job.traces.items():
         label = str(path.relative_to(job.run))
+        need_readable(path)
         spool = Spool(files.scratch / f"{kind}-{job.rank}")
         try:
             trace = reader(kind)(path, spool)
@@ -161,30 +173,50 @@ def _log_clock(job: _Job, sink: MemorySink) -> ClockMap:
     if job.info and job.info.clock:
         return job.clocks[job.info.clock.boot_id]
     if len(job.clocks) == 1:
-        sink.count("clock_reading_missing", 1, "mended", "no rank.json; the clock of the run's only machine is used")
+        sink.count("clock_reading_missing", 1, "mended", "no clock in rank.json; the clock of the run's "
+                   "only machine is used")
         return next(iter(job.clocks.values()))
     raise TraceError(
         job.raw / "rank.json",
-        "missing, so the event log's clock cannot be related to the run's; capture again (the rank died at its start)",
+        "missing or damaged, so the event log's clock cannot be related to the run's; capture again (the rank died at "
+        "its start)",
     )
 
 
 def _exports(run: Path) -> dict[int, Path]:
     """nsys exports by node."""
     found = {}
-    for path in (run / "raw").glob("node-*.sqlite"):
-        if match := re.fullmatch(r"node-(\d+)\.sqlite", path.name):
-            found[int(match[1])] = path
+    for name in entries(run / "raw"):
+        if match := re.fullmatch(r"node-([0-9]+)\.sqlite", name):
+            found[int(match[1])] = run / "raw" / name
+            need_readable(found[int(match[1])])
     return dict(sorted(found.items()))
 
 
 def _rank_folders(run: Path) -> dict[int, Path]:
     found = {}
-    for folder in (run / "raw").glob("rank-*"):
-        match = re.fullmatch(r"rank-(\d+)", folder.name)
+    for name in entries(run / "raw"):
+        folder = run / "raw" / name
+        match = re.fullmatch(r"rank-([0-9]+)", name)
         if match and folder.is_dir():
-            found[int(match[1])] = folder
+            if len(match[1]) > len(str(RANKS)) or str(rank := int(match[1])) != match[1] or rank >= RANKS:
+                raise TraceError(folder, f"no rank has this number (0 to {RANKS - 1}); rename or remove the folder")
+            entries(folder)
+            found[rank] = folder
     return dict(sorted(found.items()))
+
+
+def _rank_info(run: Path, rank: int, folder: Path, stats: Stats) -> RankInfo | None:
+    """A rank's own account of itself; None when it left none, or one that cannot be used."""
+    scope = stats.scope(f"raw/rank-{rank}", "log", rank)
+    try:
+        info = read_rank(folder, rank)
+    except TraceError as error:
+        scope.count("rank_json_unreadable", 1, "lost", f"rank.json: {error.problem}")
+        return None
+    if info is None:
+        scope.count("rank_json_missing", 1, "lost", "no rank.json: the rank died at its start")
+    return info
 
 
 def _count_missing(
@@ -195,13 +227,10 @@ def _count_missing(
     if not infos and not exports:
         scope.count(NOTHING_CAPTURED, 1, "lost", "the capture ended before any rank wrote a file; capture again")
     if manifest.world_size and not manifest.fake_world:
-        missing = sorted(set(range(manifest.world_size)) - set(infos))
-        shown = ", ".join(str(rank) for rank in missing[:8]) + (", ..." if len(missing) > 8 else "")
-        scope.count("ranks_missing", len(missing), "lost", f"no files of rank {shown}" if missing else None)
-    for rank, info in infos.items():
-        if info is None:
-            stats.scope(f"raw/rank-{rank}", "log", rank).count(
-                "rank_json_missing", 1, "lost", "no rank.json: the rank died at its start")
+        missing = manifest.world_size - sum(rank < manifest.world_size for rank in infos)
+        first = list(islice((rank for rank in range(manifest.world_size) if rank not in infos), 8))
+        shown = ", ".join(map(str, first)) + (", ..." if missing > 8 else "")
+        scope.count("ranks_missing", missing, "lost", f"no files of rank {shown}" if missing else None)
     for node in sorted({info.node or 0 for info in infos.values() if info} - set(exports)):
         if manifest.raw.get("tool") == "nsys":
             report = (run / "raw" / f"node-{node}.nsys-rep").is_file()

@@ -229,6 +229,7 @@ TABLES: Final = (
             Column("thread_id", INT, "native thread id"),
             Column("mend", TEXT, "null for an event as recorded; else why we added it: address-reused (a free that was "
                    "never reported; the true end is earlier), storage-ended (the event log saw the tensor's end), "
+                   "collective-ended (a copy that a collective made for itself, closed with it), "
                    "gone-at-dump or born-unseen (a snapshot's dump shows it, its history does not)"),
             _SOURCE,
         ),

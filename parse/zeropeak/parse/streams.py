@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from zeropeak.parse.access import need_readable
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
 
 END_BYTES: Final = 8
 """Length of the end-of-stream marker: a stream cut inside it has lost nothing."""
+
+_DAMAGE: Final = (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError, MemoryError)
+"""What decoding flipped bytes raises."""
 
 
 def read_stream(path: Path, sink: Sink) -> tuple[pa.Table | None, bool]:
@@ -35,11 +40,13 @@ def read_stream(path: Path, sink: Sink) -> tuple[pa.Table | None, bool]:
         return None, False
     batches: list[pa.RecordBatch] = []
     whole_bytes = 0
+    need_readable(path)
     with pa.OSFile(str(path)) as file:
         try:
             stream = pa.ipc.open_stream(file)
-        except (pa.ArrowInvalid, OSError) as error:
-            sink.count(f"{name}_stream_unreadable", 1, "error", f"{path.name} is no Arrow stream: {error}")
+        except _DAMAGE as error:
+            why = " ".join(str(error).split())[:200]
+            sink.count(f"{name}_stream_unreadable", 1, "error", f"{path.name} is no Arrow stream: {why}")
             return None, False
         whole_bytes = file.tell()
         try:
@@ -47,7 +54,7 @@ def read_stream(path: Path, sink: Sink) -> tuple[pa.Table | None, bool]:
                 batch.validate(full=True)
                 batches.append(batch)
                 whole_bytes = file.tell()
-        except (pa.ArrowException, OSError, UnicodeDecodeError):
+        except _DAMAGE:
             if size - whole_bytes > END_BYTES:
                 sink.count(
                     f"{name}_bytes_lost", size - whole_bytes, "lost", f"{path.name} stops in the middle of a batch"

@@ -209,6 +209,8 @@ class TableWriter(TableFiles):
         """Rows by table, complete after the context ends."""
 
     def __enter__(self) -> TableWriter:
+        if self._final.is_symlink() and not self._final.exists():
+            raise ZeropeakError(f"{self._final}: a link that leads nowhere, the tables cannot go there; remove it")
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
             self.folder.mkdir(parents=True)

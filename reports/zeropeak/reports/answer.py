@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 from zeropeak.reports import words
 from zeropeak.reports.figures.style import category_label
-from zeropeak.reports.selection import cut_ranks, peak_bytes, shown_ranks
-from zeropeak.reports.story import UNATTRIBUTED, ended_before_capture, read_story, run_start_ns
-from zeropeak.reports.units import exact, moment, percent, size
+from zeropeak.reports.largest import knob_of_largest
+from zeropeak.reports.origin import run_origin, run_origin_ns
+from zeropeak.reports.selection import alike, all_ranks, cut_ranks, peak_alike, peak_bytes, shown_ranks
+from zeropeak.reports.story import UNATTRIBUTED, ended_before_capture, read_story
+from zeropeak.reports.units import count, exact, moment, percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from zeropeak.reports.story import Part, Peak, Story
 
 _MOST_PARTS: Final = 5
+_SMALL: Final = 0.01
+"""Share of the allocated bytes below which a finding is small."""
 QUESTIONS: Final = {"retained-after-release": "Released weights stay alive"}
 """What each finding is about, for people."""
 
@@ -62,7 +66,13 @@ def answer(run: Run, findings: Iterable[Finding]) -> Answer:
         story = read_story(run, worst)
         if story.peak is not None and words.by_allocator(story.peak):
             paragraphs.append(Paragraph("Samples", _samples(run, story), strong=True))
-        paragraphs += [Paragraph("Peak", _peak(run, story)), Paragraph("Alive then", _alive(story.composition))]
+        paragraphs += [
+            *_course(story),
+            Paragraph("Peak", _peak(run, story)),
+            Paragraph("Alive then", _alive(story.composition)),
+        ]
+        if largest := knob_of_largest(run, story):
+            paragraphs.append(Paragraph("Largest part", largest, strong=True))
     for group in _groups(findings):
         paragraphs += _verdict(group, run, worst)
     return Answer(_headline(run, worst), worst, paragraphs)
@@ -87,17 +97,17 @@ def _headline(run: Run, worst: int | None) -> str:
     story = read_story(run, worst)
     assert story.peak is not None
     peaks = peak_bytes(run)
-    alike = [rank for rank, bytes_ in peaks.items() if bytes_ == peaks.get(worst)]
-    if len(peaks) > 1:
-        who = f"All {len(peaks)} ranks peak at" if len(alike) == len(peaks) else f"Rank {worst} peaks highest, at"
-    else:
-        who = f"Rank {worst} peaks at"
-    of = f" (rank {worst})" if who.startswith("All") else ""
     peak = story.peak
-    who = f"{who} {size(peak.highest_bytes)}{words.or_more(story)}"
+    if alike(peaks):
+        who = peak_alike(peaks, len(run.rank_ids) + run.missing_count, words.or_more(story))
+        then = f"; rank {worst}"
+    else:
+        who = f"Rank {worst} peaks {'highest, ' if len(peaks) > 1 else ''}at {size(peak.highest_bytes)}"
+        who, then = f"{who}{words.or_more(story)}", ","
     if words.by_allocator(peak):
-        return f"{who} by the allocator's own counter, {words.allocator_within(peak)}{of}."
-    return f"{who}, {words.within(peak)}, {words.during(peak)}{of}.{_already(story, peak)}"
+        by = "; by the allocator's own counter" if alike(peaks) else " by the allocator's own counter"
+        return f"{who}{by}{then if alike(peaks) else ','} {words.allocator_within(peak)}."
+    return f"{who}{then} {words.within(peak)}, {words.during(peak)}.{_already(story, peak)}"
 
 
 def _already(story: Story, peak: Peak) -> str:
@@ -112,29 +122,43 @@ def _samples(run: Run, story: Story) -> str:
     """What the samples reached, beside the allocator's own maximum."""
     peak = story.peak
     assert peak is not None
-    when = moment(peak.ts_ns, run_start_ns(run))
+    when = moment(peak.ts_ns, run_origin_ns(run))
     return (
         f"The samples reached {size(peak.allocated_bytes)} at {when}, {words.within(peak)}, {words.during(peak)}."
         f"{_already(story, peak)}"
     )
 
 
+def _course(story: Story) -> list[Paragraph]:
+    """Allocated bytes at the marks that bug reports quote, and at the peak."""
+    assert story.peak is not None
+    parts = []
+    for name, mark, step in (("init", "init", None), ("the first forward", "forward", 0)):
+        found = next((m for m in story.marks if m["mark"] == mark and step in {None, m["step"]}), None)
+        if found is not None and found["allocated_bytes"] is not None:
+            parts.append(f"{size(found['allocated_bytes'])} after {name}")
+    if not parts:
+        return []
+    peak = f"peak {size(story.peak.highest_bytes)}{words.or_more(story)} (rank {story.rank})"
+    return [Paragraph("Allocated", f"{', '.join([*parts, peak])}.", strong=True)]
+
+
 def _peak(run: Run, story: Story) -> str:
     peak = story.peak
     assert peak is not None
-    when = moment(peak.ts_ns, run_start_ns(run))
-    text = f"Rank {story.rank}: {exact(peak.allocated_bytes)} at {when} after the run's start. "
+    when = moment(peak.ts_ns, run_origin_ns(run))
+    text = f"Rank {story.rank}: {exact(peak.allocated_bytes)} at {when} after {run_origin(run)}. "
     if words.by_allocator(peak):
         text = (
             f"Rank {story.rank}: {exact(peak.highest_bytes)} by the allocator's own counter, at a moment not known. "
-            f"Highest sample: {exact(peak.allocated_bytes)} at {when} after the run's start. "
+            f"Highest sample: {exact(peak.allocated_bytes)} at {when} after {run_origin(run)}. "
         )
     if peak.in_flight is not None:
         text += f"In flight: {_event(peak.in_flight.name, peak.in_flight.param_count, peak.in_flight.full_bytes)}. "
     else:
         text += "No ZeRO event was in flight. "
-    if peak.before is not None:
-        text += f"Last begun before: {_event(peak.before.name, peak.before.param_count, peak.before.full_bytes)}. "
+    if (last := peak.preceding) is not None:
+        text += f"Last begun before: {_event(last.name, last.param_count, last.full_bytes)}. "
     if peak.module is not None:
         text += f"Module running: {peak.module or 'the model itself'}. "
     if peak.reserved_bytes is not None:
@@ -161,7 +185,9 @@ def _alive(composition: Sequence[Part]) -> str:
     )
     rest = named[_MOST_PARTS:]
     if rest:
-        text += f"; {size(sum(p.size_bytes for p in rest))} in {len(rest)} smaller categories"
+        text += (
+            f"; {size(sum(p.size_bytes for p in rest))} in {count(len(rest), 'smaller category', 'smaller categories')}"
+        )
     left = sum(part.size_bytes for part in composition if part.category == UNATTRIBUTED)
     return f"{text}; {size(left)} unattributed."
 
@@ -177,13 +203,13 @@ def _groups(findings: Iterable[Finding]) -> list[list[Finding]]:
 def _verdict(group: Sequence[Finding], run: Run, worst: int | None) -> list[Paragraph]:
     lead = next((finding for finding in group if finding.rank == worst), group[0])
     ranks = [finding.rank for finding in group]
-    total = len(run.rank_ids) + len(run.missing_ranks)
-    who = f"on all {total} ranks" if len(ranks) == total > 1 else f"on {shown_ranks(ranks)}"
+    total = len(run.rank_ids) + run.missing_count
+    who = f"on {all_ranks(ranks, total)}"
     cause = f", cause {lead.cause}" if lead.cause else ""
     if lead.cause and not lead.holder:
         cause += " (suspected)"
     what = QUESTIONS.get(lead.id, lead.id)
-    text = f"{what} ({lead.id}): {lead.verdict.value.replace('_', ' ')} {who}{cause}. {_of(lead, group)}{lead.headline}"
+    text = f"{what} ({lead.id}): {_sure(lead)} {who}{cause}. {_of(lead, group)}{lead.headline}"
     paragraphs = [Paragraph("Verdict", text, strong=True)]
     if lead.notes:
         paragraphs.append(Paragraph("Held by", " ".join(lead.notes)))
@@ -195,6 +221,13 @@ def _verdict(group: Sequence[Finding], run: Run, worst: int | None) -> list[Para
     if lead.advice:
         paragraphs.append(Paragraph("Change" if lead.knob or lead.cause else "To know", lead.advice, strong=True))
     return paragraphs
+
+
+def _sure(lead: Finding) -> str:
+    """The verdict; that little is confirmed is said with it."""
+    text = lead.verdict.value.replace("_", " ")
+    small = lead.allocated_bytes and (lead.bytes or 0) < _SMALL * lead.allocated_bytes
+    return f"{text}, but small," if small and lead.bytes else text
 
 
 def _of(lead: Finding, group: Sequence[Finding]) -> str:

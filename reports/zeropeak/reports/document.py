@@ -10,7 +10,7 @@ from matplotlib.backends.backend_pdf import PdfPages
 from zeropeak.reports import quality, sections
 from zeropeak.reports.figures import style
 from zeropeak.reports.pages import Pages
-from zeropeak.reports.selection import select
+from zeropeak.reports.selection import alike, peak_bytes, select
 from zeropeak.reports.story import read_story
 from zeropeak.reports.units import count
 
@@ -68,7 +68,7 @@ def _first_page(pages: Pages, run: Run, answer: Answer, findings: Sequence[Findi
     shown = ranks if len(ranks) <= RANKS_ON_PAGE_1 else sorted({*select(run, RANKS_ON_PAGE_1).ranks})
     if ranks:
         pages.space(0.05)
-        sections.ranks_table(pages, run, shown, findings, answer.worst)
+        sections.ranks_table(pages, run, shown, findings, None if alike(peak_bytes(run)) else answer.worst)
     if len(shown) < len(ranks):
         pages.paragraph(
             f"{len(shown)} of {len(ranks)} ranks, from the highest to the lowest peak; all are in a table further on.",
@@ -83,7 +83,7 @@ def _what_ran(run: Run) -> str:
     parts = [
         f"Run {run.name}",
         f"config {manifest['config_name']}" if manifest.get("config_name") else "",
-        f"{model['preset']} {model.get('class', '')}" if model.get("preset") else "",
+        f"{model['preset']} {model.get('class') or ''}".strip() if model.get("preset") else "",
         _ranks(manifest),
         count(manifest["steps"], "step") if manifest.get("steps") else "",
         f"captured with {manifest['tool']}" if manifest.get("tool") else "",

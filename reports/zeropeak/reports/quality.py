@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from zeropeak.profile.labels import Status
 from zeropeak.reports import composition, setting
 from zeropeak.reports.scrub import without_folders
 from zeropeak.reports.selection import shown_ranks
@@ -40,6 +41,9 @@ def _status(run: Run) -> Iterator[Line]:
     status = run.manifest.get("status")
     if status in {None, "complete"}:
         return
+    if status == Status.RUNNING:
+        yield Line("The capture did not end in order, or is still running.", serious=True)
+        return
     failure = run.manifest.get("failure")
     why = ""
     if isinstance(failure, dict):
@@ -51,6 +55,8 @@ def _status(run: Run) -> Iterator[Line]:
 def _ranks(run: Run) -> Iterator[Line]:
     if run.missing_ranks:
         yield Line(f"Nothing was captured of {shown_ranks(run.missing_ranks)}.", serious=True)
+    elif missing := run.missing_count:
+        yield Line(f"Nothing was captured of {count(missing, 'rank')}.", serious=True)
     table = run.arrow("ranks", columns=["rank", "status", "last_ns", "first_ns", "memory_source", "memory_partial"])
     rows = sorted(table.to_pylist(), key=lambda row: row["rank"])
     origin = min((row["first_ns"] for row in rows if row["first_ns"] is not None), default=0)

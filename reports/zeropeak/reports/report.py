@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from zeropeak.profile.errors import ZeropeakError
+from zeropeak.reports.origin import run_moment_ns
 from zeropeak.reports.run import open_run
-from zeropeak.reports.story import run_moment_ns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,8 @@ def write_report(run_dir: Path, *, at_s: float | None = None) -> ReportResult:
 
     Args:
         run_dir: run directory with tables.
-        at_s: a moment, in seconds since the run's start, whose composition is wanted beside the peak's.
+        at_s: a moment, in seconds since the first forward began (negative in init), whose composition is wanted
+            beside the peak's.
 
     Raises:
         UsageError: the moment lies outside the run.

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from zeropeak.parse.manifest import read_object, read_run_json
+from zeropeak.parse.access import entries
+from zeropeak.parse.manifest import read_rank_json, read_run_json
 from zeropeak.parse.schema import BY_NAME
 from zeropeak.profile.errors import TraceError, UsageError, ZeropeakError
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _T = TypeVar("_T")
+MOST_MISSING: Final = 4096
+"""More missing ranks than this are a count, not a name each: a damaged world_size may be anything."""
+
 _KEPT: Final = 10
 """Derived objects that a run keeps: a rank of a million memory events takes about 20 MB."""
 
@@ -64,12 +68,26 @@ class Run:
 
     @property
     def missing_ranks(self) -> tuple[int, ...]:
-        """Ranks of the job of which nothing was captured; none for a fake world, whose other ranks never ran."""
-        if self.manifest.get("fake_world"):
+        """Ranks of the job of which nothing was captured; none for a fake world, whose other ranks never ran.
+
+        None either when there are more than :data:`MOST_MISSING`: see :attr:`missing_count`.
+        """
+        if not 0 < self.missing_count <= MOST_MISSING:
             return ()
+        return tuple(sorted(set(range(self._world)) - set(self.rank_ids)))
+
+    @property
+    def missing_count(self) -> int:
+        """How many ranks of the job left nothing behind."""
+        return self._world - sum(rank < self._world for rank in self.rank_ids)
+
+    @property
+    def _world(self) -> int:
+        """Ranks of the job that ran, as far as known."""
+        if self.manifest.get("fake_world"):
+            return 0
         sizes = [n for n in self.arrow("ranks", columns=["world_size"])["world_size"].to_pylist() if n is not None]
-        world = int(self.manifest.get("world_size") or max(sizes, default=0))
-        return tuple(sorted(set(range(world)) - set(self.rank_ids)))
+        return int(self.manifest.get("world_size") or max(sizes, default=0))
 
     def table(self, name: str) -> pd.DataFrame:
         """A whole table as a DataFrame (all ranks), cached.
@@ -86,19 +104,27 @@ class Run:
         """A table, or some columns of one rank of it, as Arrow; not cached. Rows keep the files' order.
 
         Columns that an older parse did not write are null; a table that the sources did not fill is empty.
+
+        Raises:
+            TraceError: a parquet file is damaged, or lacks a column that is never null.
         """
         if name not in BY_NAME:
             raise UsageError(f"no table {name!r}; one of {', '.join(BY_NAME)}")
         declared = BY_NAME[name].arrow
-        # An older or foreign file may lack even a column that is never null now.
         schema = pa.schema([declared.field(column).with_nullable(True) for column in columns or declared.names])
-        parts = [_read(path, schema) for path in self._files(name, rank)]
+        needed = [column for column in schema.names if not declared.field(column).nullable]
+        parts = [_read(path, schema, needed) for path in self._files(name, rank)]
         return pa.concat_tables(parts) if parts else schema.empty_table()
 
     def rank_facts(self, rank: int) -> dict[str, Any]:
-        """What the capture wrote in raw/rank-<r>/rank.json; empty when the raw files did not travel along."""
-        path = self.path / "raw" / f"rank-{rank}" / "rank.json"
-        return read_object(path) if path.is_file() else {}
+        """What the capture wrote in raw/rank-<r>/rank.json; empty when the raw files did not travel along.
+
+        Empty, too, when it is damaged: the parse has counted that.
+        """
+        try:
+            return read_rank_json(self.path / "raw" / f"rank-{rank}") or {}
+        except TraceError:
+            return {}
 
     def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """What ``make`` gave for ``key``, made once while it is among the last few that were asked for."""
@@ -136,14 +162,17 @@ def open_run(path: str | Path) -> Run:
         if not manifest and not (path / "raw").is_dir():
             raise UsageError(f"{path}: not a run directory (no run.json, raw or tables in it)")
         raise ZeropeakError(f"{path}: no tables; run `zeropeak parse {path}`")
+    entries(path / "tables")
     return Run(path, manifest)
 
 
-def _read(path: Path, schema: pa.Schema) -> pa.Table:
+def _read(path: Path, schema: pa.Schema, needed: Sequence[str]) -> pa.Table:
     way_out = f"run `zeropeak parse {path.parents[2]}`"
     try:
         with pq.ParquetFile(path) as file:
             present = set(file.schema_arrow.names)
+            if lacking := [name for name in needed if name not in present]:
+                raise TraceError(path, f"no column {', '.join(lacking)}: not a table of this zeropeak; {way_out}")
             table = file.read(columns=[name for name in schema.names if name in present])
         columns = [
             table[field.name].cast(field.type) if field.name in present else pa.nulls(table.num_rows, field.type)
@@ -151,6 +180,9 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
         ]
     except (pa.ArrowException, OSError) as error:
         raise TraceError(path, f"not a readable table ({type(error).__name__}); {way_out}") from error
+    for name in needed:
+        if columns[schema.get_field_index(name)].null_count:
+            raise TraceError(path, f"column {name} has holes: not a table of this zeropeak; {way_out}")
     return pa.table(columns, schema=schema)
 
 

@@ -11,10 +11,11 @@ from zeropeak.reports.around import When, around, parameters
 from zeropeak.reports.figures import style
 from zeropeak.reports.findings import Finding, Verdict, retained_after_release
 from zeropeak.reports.names import pattern, patterns
+from zeropeak.reports.origin import run_origin_ns
 from zeropeak.reports.pages import Column
 from zeropeak.reports.scrub import without_folders
 from zeropeak.reports.selection import shown_ranks
-from zeropeak.reports.story import read_story, run_start_ns
+from zeropeak.reports.story import read_story
 from zeropeak.reports.units import count, duration, moment, offset, percent, size
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ GLOSSARY: Final = (
     (
         "released but alive",
         "Dropped by ZeRO, but something else (mostly autograd) still holds the storage: the bytes stay allocated.",
+    ),
+    (
+        "kept for reuse",
+        "A full parameter that is not released since it is needed again within stage3_max_reuse_distance elements.",
     ),
     (
         "allocated, reserved",
@@ -97,10 +102,10 @@ def _rank_row(run: Run, rank: int, verdict: str) -> list[str]:
     return [
         str(rank),
         ("" if story.complete else "≥ ") + size(peak.highest_bytes),
-        ("≈ " if words.by_allocator(peak) else "") + moment(peak.ts_ns, run_start_ns(run)),
+        ("≈ " if words.by_allocator(peak) else "") + moment(peak.ts_ns, run_origin_ns(run)),
         words.where(peak).replace(" of step", ""),
         peak.in_flight.name if peak.in_flight else "none",
-        peak.before.name if peak.before else _DASH,
+        peak.preceding.name if peak.preceding else _DASH,
         _DASH if released is None else f"{size(released)}{share}",
         verdict,
     ]
@@ -114,7 +119,7 @@ def events_table(pages: Pages, run: Run, story: Story) -> None:
     names = parameters(run, story.rank, [n.event for n in neighbours])
     pages.keep_together(len(neighbours))
     what = "highest sample" if story.peak.sampled else "peak"
-    when = moment(story.peak.ts_ns, run_start_ns(run))
+    when = moment(story.peak.ts_ns, run_origin_ns(run))
     pages.heading(f"Rank {story.rank}: the events around its {what} at {when}", 11)
     rows = []
     for neighbour in neighbours:
@@ -273,7 +278,7 @@ def _defaults(run: Run) -> list[str]:
 
 
 def glossary(pages: Pages) -> None:
-    """Six lines."""
+    """What the report's words mean."""
     pages.keep_together(len(GLOSSARY))
     pages.heading("Words", 11)
     for word, meaning in GLOSSARY:

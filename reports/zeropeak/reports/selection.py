@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from zeropeak.reports.columns import ABSENT, ints
+from zeropeak.reports.units import size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from zeropeak.reports.run import Run
 
 
+ALIKE: Final = 0.01
+"""Peaks that differ by at most this share of the highest are alike."""
 SAMPLED: Final = "counters"
 """Source of a memory curve that is made of counters read now and then."""
 
@@ -47,15 +50,46 @@ class Shown:
 
 
 def peak_bytes(run: Run) -> dict[int, int]:
-    """Peak of the whole run by rank, of the ranks that have one; see :attr:`zeropeak.reports.story.Peak.highest_bytes`.
-    """
+    """Peak of the run by rank, of the ranks that have one; see :attr:`zeropeak.reports.story.Peak.highest_bytes`."""
     columns = ["rank", "scope", "allocated_bytes", "allocator_peak_bytes", "source"]
     peaks = run.arrow("peaks", columns=columns)
     peaks = peaks.filter(pc.equal(peaks["scope"], "run"))
     sizes = ints(peaks, "allocated_bytes")
     sampled = pc.fill_null(pc.equal(peaks["source"], SAMPLED), False).to_numpy()
     sizes = np.where(sampled, np.maximum(sizes, ints(peaks, "allocator_peak_bytes")), sizes)
-    return {int(r): int(size) for r, size in zip(ints(peaks, "rank"), sizes, strict=True) if size != ABSENT}
+    return {int(r): int(top) for r, top in zip(ints(peaks, "rank"), sizes, strict=True) if top != ABSENT}
+
+
+def alike(peaks: Mapping[int, int]) -> bool:
+    """Whether several ranks peak within :data:`ALIKE` of the highest, so that naming one as the highest misleads."""
+    return len(peaks) > 1 and max(peaks.values()) - min(peaks.values()) <= ALIKE * max(peaks.values())
+
+
+def peak_alike(peaks: Mapping[int, int], total: int, more: str = "") -> str:
+    """The sentence of ranks that do, without its end.
+
+    Args:
+        total: ranks of the job.
+        more: said after the highest.
+
+    >>> peak_alike({0: 1024, 1: 1024}, 2), peak_alike({0: 102400, 1: 102400, 3: 101500}, 4)
+    ('Both ranks peak alike at 1.00 KiB', 'Ranks 0, 1, 3 peak alike at 99.1 KiB to 100 KiB')
+    """
+    low, high = size(min(peaks.values())), size(max(peaks.values()))
+    span = high if low == high else f"{low} to {high}"
+    who = all_ranks(list(peaks), total)
+    return f"{who[0].upper()}{who[1:]} peak alike at {span}{more}"
+
+
+def all_ranks(ranks: Sequence[int], total: int) -> str:
+    """Ranks for people, of ``total``.
+
+    >>> all_ranks([0, 1], 2), all_ranks([0, 1, 2], 3), all_ranks([0], 1), all_ranks([1], 2)
+    ('both ranks', 'all 3 ranks', 'rank 0', 'rank 1')
+    """
+    if len(ranks) == total > 1:
+        return "both ranks" if total == 2 else f"all {total} ranks"
+    return shown_ranks(ranks)
 
 
 def cut_ranks(run: Run) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def module_granularity_threshold(run: Run, rank: int) -> int:
     if found is None:
         config = _config(run)
         found = config.get("stage3_module_granularity_threshold", config.get("module_granularity_threshold"))
-    return int(found) if isinstance(found, (int, float)) else 0
+    return int(found) if isinstance(found, (int, float)) and math.isfinite(found) else 0
 
 
 def _config(run: Run) -> dict[str, Any]:

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zeropeak.parse.stats import NOTHING_CAPTURED
-from zeropeak.profile.errors import UsageError
 from zeropeak.profile.labels import Kind
+from zeropeak.reports import setting
 from zeropeak.reports.columns import NEVER, Ints, ints
 from zeropeak.reports.curve import Curve, Intervals, allocated, released_intervals, reserved
+from zeropeak.reports.origin import run_origin
 from zeropeak.reports.selection import SAMPLED
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Peak:
             between two samples.
         sampled: counters were read now and then, so the moment is that of the highest sample.
         partial: the curve does not cover the whole run, so the real peak may be higher.
+        phase_start_ns: begin of the phase that it lies in, or the end of the last phase before it.
         allocator_phase, allocator_step: where allocator_bytes was reached first, as far as the marks tell.
     """
 
@@ -139,6 +141,12 @@ class Peak:
     partial: bool
     allocator_phase: str | None = None
     allocator_step: int | None = None
+    phase_start_ns: int = 0
+
+    @property
+    def preceding(self) -> Event | None:
+        """Last event begun before, when it began in the same phase: one of an earlier phase explains nothing."""
+        return self.before if self.before is not None and self.before.start_ns >= self.phase_start_ns else None
 
     @property
     def highest_bytes(self) -> int:
@@ -177,6 +185,21 @@ class Story:
     def memory_partial(self) -> bool:
         """Whether the curve misses a part of the run."""
         return bool(self._facts.get("memory_partial"))
+
+    @property
+    def origin(self) -> str:
+        """What times are counted from."""
+        return run_origin(self._run)
+
+    @property
+    def stage(self) -> int | None:
+        """ZeRO stage."""
+        return setting.stage(self._run, self.rank)
+
+    @property
+    def releases(self) -> bool:
+        """Whether this stage gathers and releases weights, as far as is known."""
+        return self.stage is None or self.stage >= 3
 
     @property
     def cut(self) -> bool:
@@ -314,26 +337,6 @@ def shared_window(stories: Sequence[Story]) -> tuple[int, int]:
     return min(start for start, _ in windows), max(end for _, end in windows)
 
 
-def run_start_ns(run: Run) -> int:
-    """The moment that times are counted from: the first thing seen of any rank."""
-    first = ints(run.arrow("ranks", columns=["first_ns"]), "first_ns", NEVER)
-    return int(first.min()) if len(first) and first.min() != NEVER else 0
-
-
-def run_moment_ns(run: Run, at_s: float) -> int:
-    """A moment in seconds since the run's start, in run time.
-
-    Raises:
-        UsageError: it lies outside the run.
-    """
-    last = ints(run.arrow("ranks", columns=["last_ns"]), "last_ns")
-    start_ns = run_start_ns(run)
-    length_s = (int(last.max(initial=start_ns)) - start_ns) / 1e9
-    if not 0 <= at_s <= length_s:
-        raise UsageError(f"{at_s:g} s is outside the run, which lasts {length_s:.3f} s; give a moment from 0 to that")
-    return start_ns + round(at_s * 1e9)
-
-
 def ended_before_capture(run: Run) -> bool:
     """Whether the capture ended before any rank wrote a file."""
     return NOTHING_CAPTURED in run.arrow("import_stats", columns=["what"])["what"].to_pylist()
@@ -357,6 +360,7 @@ def _peak(run: Run, story: Story) -> Peak | None:
     highest = row.get("allocator_peak_bytes")
     mark = next((m for m in story.marks if highest is not None and m["max_allocated_bytes"] == highest), {})
     span = next((s for s in reversed(story.phases) if s.start_ns <= ts_ns <= s.end_ns), None)
+    earlier = max((s.end_ns for s in story.phases if s.end_ns <= ts_ns), default=0)
     return Peak(
         ts_ns=ts_ns,
         allocated_bytes=bytes_,
@@ -371,4 +375,5 @@ def _peak(run: Run, story: Story) -> Peak | None:
         partial=bool(row.get("partial")),
         allocator_phase=mark.get("mark"),
         allocator_step=mark.get("step"),
+        phase_start_ns=span.start_ns if span else earlier,
     )

@@ -47,12 +47,12 @@ def duration(dur_ns: int | None) -> str:
 
 
 def moment(ts_ns: int | None, start_ns: int) -> str:
-    """Milliseconds since the run's start.
+    """Seconds since the moment that times are counted from; negative before it.
 
-    >>> moment(1_000_812_400_000, 1_000_000_000_000)
-    '812.4 ms'
+    >>> moment(1_000_812_400_000, 1_000_000_000_000), moment(5_000_000_000, 7_500_000_000)
+    ('0.8124 s', '-2.5000 s')
     """
-    return UNKNOWN if ts_ns is None else f"{(ts_ns - start_ns) / 1e6:,.1f} ms"
+    return UNKNOWN if ts_ns is None else f"{(ts_ns - start_ns) / 1e9:,.4f} s"
 
 
 def offset(dur_ns: int) -> str:

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zeropeak.reports.units import moment, size
+from zeropeak.reports.units import duration, moment, size
 
 if TYPE_CHECKING:
-    from zeropeak.reports.story import Peak, Story
+    from zeropeak.reports.story import Event, Peak, Story
 
 
 def during(peak: Peak) -> str:
     """What was in flight at a peak.
 
-    "during wait layers.7.mlp", or what came last before when nothing was.
+    "during wait layers.7.mlp", or "1.90 ms after release lm_head", what came last before in the same phase.
     """
     if peak.in_flight is not None:
-        return f"during {peak.in_flight.name}"
-    if peak.before is not None:
-        return f"after {peak.before.name} (no ZeRO event in flight)"
-    return "with no ZeRO event in flight"
+        return f"during {peak.in_flight.name}{_in_module(peak, peak.in_flight)}"
+    last = peak.preceding
+    if last is not None:
+        ended = last.start_ns if last.end_ns is None or last.end_ns > peak.ts_ns else last.end_ns
+        return f"{duration(peak.ts_ns - ended)} after {last.name}{_in_module(peak, last)}"
+    yet = f" in this {peak.phase} yet" if peak.before is not None and peak.phase is not None else ""
+    return f"with no ZeRO event in flight{yet}{_in_module(peak, None)}"
+
+
+def _in_module(peak: Peak, event: Event | None) -> str:
+    """The running module, unless it is the model itself or the event's own."""
+    if not peak.module or (event is not None and event.module == peak.module):
+        return ""
+    return f" in module {peak.module}"
 
 
 def where(peak: Peak) -> str:
@@ -29,7 +39,9 @@ def where(peak: Peak) -> str:
 
 def within(peak: Peak) -> str:
     """As :func:`where`, in a sentence: "in the backward of step 1"."""
-    return where(peak) if peak.phase is None else f"in the {where(peak)}"
+    if peak.phase is None or peak.phase == "init":
+        return "in init" if peak.phase else where(peak)
+    return f"in the {where(peak)}"
 
 
 def by_allocator(peak: Peak) -> bool:
@@ -72,6 +84,17 @@ def peak_sentence(story: Story) -> str:
 def or_more(story: Story) -> str:
     """Said after a peak that need not be the highest."""
     return "" if story.complete else " or more"
+
+
+def not_drawn(story: Story, steps: int, top_bytes: int) -> str | None:
+    """What is said in the place of a curve that has nothing to show; None when it has."""
+    if not steps:
+        return no_curve(story)
+    if top_bytes == 0:
+        if not any(span.phase == "forward" for span in story.phases):
+            return f"The capture of rank {story.rank} ended before the first forward: there is no memory curve to show."
+        return f"Rank {story.rank} has no allocated memory in the time shown."
+    return None
 
 
 def no_curve(story: Story) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from zeropeak.reports.figures import memory_curve, parts, peak_zoom, ranks, released_alive
+from zeropeak.reports.origin import run_origin_ns
 from zeropeak.reports.selection import select
-from zeropeak.reports.story import read_story, run_start_ns
+from zeropeak.reports.story import read_story
 
 if TYPE_CHECKING:
     from zeropeak.reports.figures.drawing import Drawing
@@ -18,7 +19,7 @@ CURVES: Final = 4
 
 def drawings(run: Run, at_ns: int | None = None) -> list[Drawing]:
     """All figures of a run, in the order of the report; with one of the moment ``at_ns`` (run time) when given."""
-    origin_ns = run_start_ns(run)
+    origin_ns = run_origin_ns(run)
     stories = [read_story(run, rank) for rank in select(run, CURVES).ranks]
     return [
         *(memory_curve.drawing(story, origin_ns) for story in stories),

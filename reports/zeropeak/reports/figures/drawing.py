@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from zeropeak.reports.origin import FIRST_FORWARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +22,8 @@ class Head:
         subtitle: what limits it.
         origin_ns: the moment that times are counted from.
         start_ns, end_ns: what the time axis shows.
+        since: what the origin is, for people.
+        releases: whether the ZeRO stage releases weights, so that there can be some that stay alive.
     """
 
     title: str
@@ -27,6 +31,8 @@ class Head:
     origin_ns: int
     start_ns: int
     end_ns: int
+    since: str = field(default=FIRST_FORWARD, kw_only=True)
+    releases: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def merged(start_ns: Ints, end_ns: Ints, gap_ns: int) -> tuple[Ints, Ints]:
 def draw(ax: Axes, lanes: Sequence[Lane], origin_ns: int) -> None:
     """Draw the lanes, first kind on top; axes of ``HEIGHT_IN`` a lane."""
     for row, lane in enumerate(lanes):
-        spans = list(zip((lane.start_ns - origin_ns) / 1e6, (lane.end_ns - lane.start_ns) / 1e6, strict=True))
+        spans = list(zip((lane.start_ns - origin_ns) / 1e9, (lane.end_ns - lane.start_ns) / 1e9, strict=True))
         ax.broken_barh(spans, (row + 0.14, 0.72), facecolor=style.EVENT_COLOURS[lane.kind], linewidth=0)
     ax.set_ylim(len(lanes), 0)
     ax.set_yticks([row + 0.5 for row in range(len(lanes))], [f"{lane.kind} {lane.count:,}" for lane in lanes])

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from zeropeak.reports.story import Peak, Span, Story
 
 _MARGIN_IN: Final = 0.95
-_HEADROOM: Final = 1.34
+_LINE_PT: Final = style.SIZE_LABEL * 1.35 * 1.17
+"""A line of the peak's label, as its font is drawn."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,18 @@ def build(story: Story, origin_ns: int) -> Data:
         phases=story.seen_phases(),
         peak=story.peak,
         peak_released_bytes=story.released_at_peak_bytes,
-        missing=None if len(series) else words.no_curve(story),
+        missing=words.not_drawn(story, len(series), series.top_bytes),
+        since=story.origin,
+        releases=story.releases,
     )
 
 
 def drawing(story: Story, origin_ns: int) -> Drawing:
     """The figure of one rank."""
     data = build(story, origin_ns)
+    released = "; vermilion is the part that ZeRO had already released and that is still alive" if data.releases else ""
     caption = (
-        "Allocated memory over time; vermilion is the part that ZeRO had already released and that is still alive. "
+        f"Allocated memory over time{released}. "
         "Below, each ZeRO event of the same time, one lane a kind with the number of events; a lane is solid where "
         "events are closer than a pixel."
     )
@@ -90,19 +94,23 @@ def draw(panel: Panel, data: Data) -> None:
     if data.lanes:
         lane_ax = panel.axes(_MARGIN_IN, below, across, rows)
         lane_rows.draw(lane_ax, data.lanes, data.origin_ns)
-        style.time_axis(lane_ax, data.start_ns - data.origin_ns, data.end_ns - data.origin_ns)
+        style.time_axis(lane_ax, data.start_ns - data.origin_ns, data.end_ns - data.origin_ns, data.since)
         style.shade_phases(lane_ax, data.phases, data.origin_ns, names=False)
     lift = below + rows + (0.08 if data.lanes else 0)
     if data.missing:
         panel.part(_MARGIN_IN, lift - 0.3, across, top - lift + 0.2).message(data.missing)
         return
-    key = [(style.ALLOCATED, "allocated"), (style.RELEASED, "of it released but alive")]
+    key = [(style.ALLOCATED, "allocated")]
+    if data.releases:
+        key.append((style.RELEASED, "of it released but alive"))
     if data.series.reserved_bytes is not None:
         key.append((style.QUIET, "reserved by the allocator (dashed)"))
     panel.key(_MARGIN_IN, top - 0.12, key)
     ax = panel.axes(_MARGIN_IN, lift, across, top - lift - 0.45, share_x=lane_ax)
-    divisor = style.memory_axis(ax, data.series.top_bytes, _HEADROOM)
-    style.time_axis(ax, data.start_ns - data.origin_ns, data.end_ns - data.origin_ns, label=lane_ax is None)
+    divisor = style.memory_axis(ax, data.series.top_bytes, peak_headroom(ax, data.peak, data.peak_released_bytes))
+    style.time_axis(
+        ax, data.start_ns - data.origin_ns, data.end_ns - data.origin_ns, label=data.since if lane_ax is None else ""
+    )
     if lane_ax is not None:
         ax.tick_params(axis="x", labelbottom=False, length=0)
     style.shade_phases(ax, data.phases, data.origin_ns)
@@ -111,29 +119,43 @@ def draw(panel: Panel, data: Data) -> None:
         annotate_peak(ax, data.peak, data.peak_released_bytes, data.origin_ns, divisor)
         if lane_ax is not None:
             lane_ax.axvline(
-                (data.peak.ts_ns - data.origin_ns) / 1e6, color=style.PEAK, linewidth=0.7, linestyle=(0, (2, 2))
+                (data.peak.ts_ns - data.origin_ns) / 1e9, color=style.PEAK, linewidth=0.7, linestyle=(0, (2, 2))
             )
 
 
-def annotate_peak(ax: Axes, peak: Peak, released_bytes: int | None, origin_ns: int, divisor: int) -> None:
-    """Name the peak in the room above the curve, on the side where there is more of it."""
-    x, y = (peak.ts_ns - origin_ns) / 1e6, peak.allocated_bytes / divisor
-    left, right = ax.get_xlim()
-    if not left <= x <= right:
-        return
-    to_left = (x - left) > (right - left) / 2
-    room = style.width_pt(ax) * ((x - left) if to_left else (right - x)) / (right - left) - 14
+def peak_headroom(ax: Axes, peak: Peak | None, released_bytes: int | None) -> float:
+    """Height of the axes in that of the curve, so that the peak's label lies above everything drawn."""
+    if peak is None:
+        return 1.12
+    height = style.height_pt(ax)
+    room = min(_LINE_PT * len(_label(peak, released_bytes, 0)) + 12, 0.6 * height)
+    return height / (height - room)
+
+
+def _label(peak: Peak, released_bytes: int | None, origin_ns: int) -> list[str]:
     what = "highest sample" if words.by_allocator(peak) else "peak"
     text = [
         f"{what} {size(peak.allocated_bytes)} at {moment(peak.ts_ns, origin_ns)}, {words.where(peak)}",
         words.during(peak),
     ]
-    if peak.in_flight is not None and peak.before is not None:
-        text.append(f"last begun before: {peak.before.name}")
+    if peak.in_flight is not None and peak.preceding is not None:
+        text.append(f"last begun before: {peak.preceding.name}")
     if words.by_allocator(peak):
         text.append(f"the allocator's own counter reached {size(peak.highest_bytes)}")
     if released_bytes:
         text.insert(1, f"{size(released_bytes)} of it released but alive")
+    return text
+
+
+def annotate_peak(ax: Axes, peak: Peak, released_bytes: int | None, origin_ns: int, divisor: int) -> None:
+    """Name the peak in the room above the curve, on the side where there is more of it."""
+    x, y = (peak.ts_ns - origin_ns) / 1e9, peak.allocated_bytes / divisor
+    left, right = ax.get_xlim()
+    if not left <= x <= right:
+        return
+    to_left = (x - left) > (right - left) / 2
+    room = style.width_pt(ax) * ((x - left) if to_left else (right - x)) / (right - left) - 14
+    text = _label(peak, released_bytes, origin_ns)
     ax.axvline(x, color=style.PEAK, linewidth=0.7, linestyle=(0, (2, 2)), zorder=4)
     ax.plot([x], [y], marker="o", markersize=5, color=style.PEAK, zorder=5, clip_on=False)
     ax.annotate(

@@ -10,7 +10,8 @@ import numpy as np
 from zeropeak.reports import composition
 from zeropeak.reports.figures import stacks, style
 from zeropeak.reports.figures.drawing import Drawing
-from zeropeak.reports.story import RELEASED_ALIVE, UNATTRIBUTED, run_start_ns
+from zeropeak.reports.origin import run_origin_ns
+from zeropeak.reports.story import RELEASED_ALIVE, UNATTRIBUTED
 from zeropeak.reports.units import count, moment, percent, scale, size
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def after_first_forward(run: Run) -> list[Drawing]:
 
 def at_moment(run: Run, ts_ns: int) -> Drawing:
     """What was alive at a moment of run time."""
-    when = f"at {moment(ts_ns, run_start_ns(run))}"
+    when = f"at {moment(ts_ns, run_origin_ns(run))}"
     return _drawing("moment-composition", build(composition.at_moment(run, ts_ns), when))
 
 

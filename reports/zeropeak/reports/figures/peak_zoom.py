@@ -10,7 +10,7 @@ from zeropeak.reports.around import Neighbour, When, around
 from zeropeak.reports.figures import series as curves
 from zeropeak.reports.figures import style
 from zeropeak.reports.figures.drawing import Drawing, Head
-from zeropeak.reports.figures.memory_curve import annotate_peak
+from zeropeak.reports.figures.memory_curve import annotate_peak, peak_headroom
 from zeropeak.reports.units import duration, size
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from zeropeak.reports.figures.style import Panel
     from zeropeak.reports.story import Peak, Span, Story
 
+_SMALL_CHANGE: Final = 0.2
+"""Share of the highest value below which a window's change is small."""
 _NAME_IN: Final = 3.15
 _ROW_IN: Final = 0.19
 _MARGIN: Final = 0.03
@@ -31,7 +33,11 @@ _LABEL_ROOM: Final = 0.16
 
 @dataclass(frozen=True)
 class Data(Head):
-    """Times in run ns; ``rows`` in order of their begin."""
+    """Times in run ns; ``rows`` in order of their begin.
+
+    Attributes:
+        low_bytes: where the memory axis begins.
+    """
 
     series: Series
     phases: Sequence[Span]
@@ -39,6 +45,7 @@ class Data(Head):
     peak: Peak | None
     peak_released_bytes: int | None
     missing: str | None
+    low_bytes: int
 
 
 def build(story: Story, origin_ns: int) -> Data:
@@ -46,9 +53,7 @@ def build(story: Story, origin_ns: int) -> Data:
     rows = around(story)
     start_ns, end_ns = _window(story, rows)
     series = curves.build(story, start_ns, end_ns)
-    missing = None
-    if story.peak is None or not len(series):
-        missing = words.no_curve(story)
+    missing = words.no_curve(story) if story.peak is None else None
     return Data(
         title=_title(story),
         subtitle=f"the events around it on rank {story.rank}, in order of their begin"
@@ -62,18 +67,36 @@ def build(story: Story, origin_ns: int) -> Data:
         rows=rows,
         peak=story.peak,
         peak_released_bytes=story.released_at_peak_bytes,
-        missing=missing,
+        missing=missing or words.not_drawn(story, len(series), series.top_bytes),
+        low_bytes=_low(series),
+        since=story.origin,
+        releases=story.releases,
     )
 
 
 def drawing(story: Story, origin_ns: int) -> Drawing:
     """The figure of one rank."""
     data = build(story, origin_ns)
-    caption = (
-        "Above: allocated memory, the released-but-alive part in vermilion. Below: one row an event, from its begin to "
-        "its end; a diamond is a moment (free). Highlighted rows were in flight at the peak (dotted line)."
-    )
+    caption = "Above: allocated memory"
+    if data.low_bytes:
+        caption += f", on an axis that begins at {size(data.low_bytes)} instead of 0, since it changes little here"
+    elif data.releases:
+        caption += ", the released-but-alive part in vermilion"
+    caption += ". Below: one row an event, from its begin to its end; a diamond is a moment (free). "
+    if any(row.when is When.IN_FLIGHT for row in data.rows):
+        caption += "Highlighted rows were in flight at the peak (dotted line)."
+    else:
+        caption += "The peak is the dotted line."
     return Drawing(f"peak-zoom-rank-{story.rank}", caption, lambda panel: draw(panel, data))
+
+
+def _low(series: Series) -> int:
+    """Where the memory axis begins: 0, or below the window's lowest value when its change would else be too flat."""
+    low, high = int(series.low_bytes.min(initial=2**62)), series.top_bytes
+    change = high - low
+    if not 0 < change < _SMALL_CHANGE * high:
+        return 0
+    return max(low - change // 4, 0)
 
 
 def _title(story: Story) -> str:
@@ -81,7 +104,7 @@ def _title(story: Story) -> str:
     if peak is None:
         return f"Rank {story.rank}: no memory curve, so no peak to zoom into"
     what = "highest sample" if words.by_allocator(peak) else "peak"
-    before = f", after {peak.before.name}" if peak.in_flight and peak.before else ""
+    before = f", after {peak.preceding.name}" if peak.in_flight and peak.preceding else ""
     return f"Rank {story.rank}'s {what} of {size(peak.allocated_bytes)} came {words.during(peak)}{before}"
 
 
@@ -106,25 +129,33 @@ def draw(panel: Panel, data: Data) -> None:
     """Draw it."""
     top = panel.title(data.title, data.subtitle)
     if data.missing:
-        panel.part(0, 0, panel.width, top + 0.2).message(data.missing)
+        panel.part(0, 0, panel.width, top).message(data.missing)
         return
     across = panel.width - _NAME_IN
     rows = _ROW_IN * len(data.rows)
     lower = panel.axes(_NAME_IN, 0.45, across, rows) if data.rows else None
     if lower is not None:
-        style.time_axis(lower, data.start_ns - data.origin_ns, data.end_ns - data.origin_ns)
+        style.time_axis(lower, data.start_ns - data.origin_ns, data.end_ns - data.origin_ns, data.since)
         _draw_rows(lower, data)
     lift = 0.45 + rows + (0.1 if data.rows else 0)
     ax = panel.axes(_NAME_IN, lift, across, top - lift - 0.22, share_x=lower)
-    divisor = style.memory_axis(ax, data.series.top_bytes, 1.42)
-    style.time_axis(ax, data.start_ns - data.origin_ns, data.end_ns - data.origin_ns, label=lower is None)
+    divisor = style.memory_axis(
+        ax,
+        data.series.top_bytes,
+        peak_headroom(ax, data.peak, data.peak_released_bytes),
+        low_bytes=data.low_bytes,
+    )
+    style.time_axis(
+        ax, data.start_ns - data.origin_ns, data.end_ns - data.origin_ns, label=data.since if lower is None else ""
+    )
     if lower is not None:
         ax.tick_params(axis="x", labelbottom=False, length=0)
     style.shade_phases(ax, data.phases, data.origin_ns)
     curves.draw(ax, data.series, data.origin_ns, divisor)
-    for row, (colour, name) in enumerate(
-        [(style.ALLOCATED, "allocated"), (style.RELEASED, "of it released but alive")]
-    ):
+    key = [(style.ALLOCATED, "allocated")]
+    if data.releases and not data.low_bytes:
+        key.append((style.RELEASED, "of it released but alive"))
+    for row, (colour, name) in enumerate(key):
         panel.key(0, top - 0.35 - 0.22 * row, [(colour, name)])
     if data.peak is not None:
         annotate_peak(ax, data.peak, data.peak_released_bytes, data.origin_ns, divisor)
@@ -135,8 +166,8 @@ def _draw_rows(ax: Axes, data: Data) -> None:
     for row, neighbour in enumerate(data.rows):
         event = neighbour.event
         flying = neighbour.when is When.IN_FLIGHT
-        begin = (event.start_ns - data.origin_ns) / 1e6
-        end = right if event.end_ns is None else (event.end_ns - data.origin_ns) / 1e6
+        begin = (event.start_ns - data.origin_ns) / 1e9
+        end = right if event.end_ns is None else (event.end_ns - data.origin_ns) / 1e9
         colour = style.EVENT_COLOURS.get(event.kind or "", style.QUIET)
         if flying:
             ax.axhspan(row, row + 1, facecolor=style.STRESSED, linewidth=0, zorder=0)
@@ -165,7 +196,7 @@ def _draw_rows(ax: Axes, data: Data) -> None:
     ax.set_axisbelow(True)
     if data.peak is not None:
         ax.axvline(
-            (data.peak.ts_ns - data.origin_ns) / 1e6, color=style.PEAK, linewidth=0.7, linestyle=(0, (2, 2)), zorder=4
+            (data.peak.ts_ns - data.origin_ns) / 1e9, color=style.PEAK, linewidth=0.7, linestyle=(0, (2, 2)), zorder=4
         )
 
 

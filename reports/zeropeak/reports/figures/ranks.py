@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from zeropeak.reports import composition
+from zeropeak.reports import composition, words
 from zeropeak.reports.figures import series as curves
 from zeropeak.reports.figures import stacks, style
 from zeropeak.reports.figures.drawing import Drawing, Head
-from zeropeak.reports.selection import cut_ranks, peak_bytes, select, shown_ranks
-from zeropeak.reports.story import read_story, run_start_ns, shared_window
+from zeropeak.reports.origin import run_origin, run_origin_ns
+from zeropeak.reports.selection import alike, cut_ranks, peak_alike, peak_bytes, select, shown_ranks
+from zeropeak.reports.story import read_story, shared_window
 from zeropeak.reports.units import size
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from zeropeak.reports.figures.series import Series
     from zeropeak.reports.figures.style import Panel
     from zeropeak.reports.run import Run
-    from zeropeak.reports.story import Peak, Span
+    from zeropeak.reports.story import Peak, Span, Story
 
 LIMIT: Final = 8
 _LEFT_IN: Final = 0.45
@@ -40,6 +41,7 @@ class Small:
     phases: Sequence[Span]
     peak: Peak | None
     cut: bool
+    missing: str | None
 
 
 @dataclass(frozen=True)
@@ -55,39 +57,46 @@ def build(run: Run) -> Data:
     """Data of all ranks."""
     peaks = peak_bytes(run)
     shown = select(run, LIMIT if len(run.rank_ids) <= LIMIT else 4)
-    origin_ns = run_start_ns(run)
+    origin_ns = run_origin_ns(run)
     stories = [read_story(run, rank) for rank in shown.ranks]
     start_ns, end_ns = shared_window(stories)
     compositions = composition.at_peaks(run)
     cut = cut_ranks(run)
     return Data(
-        title=_title({rank: bytes_ for rank, bytes_ in peaks.items() if rank not in cut} or peaks, len(run.rank_ids)),
+        title=_title(
+            {rank: bytes_ for rank, bytes_ in peaks.items() if rank not in cut} or peaks,
+            len(run.rank_ids) + run.missing_count,
+        ),
         subtitle=_subtitle(run, peaks, cut, shown.note()),
         origin_ns=origin_ns,
         start_ns=start_ns,
         end_ns=end_ns,
         small=[
-            Small(
-                story.rank,
-                shown.why.get(story.rank, ""),
-                curves.build(story, start_ns, end_ns, bins=500),
-                story.seen_phases(),
-                story.peak,
-                story.rank in cut,
-            )
+            _small(story, shown.why.get(story.rank, ""), curves.build(story, start_ns, end_ns, bins=500), cut)
             for story in stories
         ],
         compositions=compositions,
+        since=run_origin(run),
+        releases=any(story.releases for story in stories) or not stories,
         stack=stacks.layers(compositions, _MOST_CATEGORIES),
     )
+
+
+def _small(story: Story, why: str, series: Series, cut: Sequence[int]) -> Small:
+    missing = None
+    if words.not_drawn(story, len(series), series.top_bytes):
+        begun = not len(series) or any(span.phase == "forward" for span in story.phases)
+        missing = "no memory curve" if begun else "the capture ended before the first forward"
+    return Small(story.rank, why, series, story.seen_phases(), story.peak, story.rank in cut, missing)
 
 
 def drawing(run: Run) -> Drawing:
     """The figure."""
     data = build(run)
+    released = "the released-but-alive part in vermilion, " if data.releases else ""
     caption = (
-        "Left: allocated memory of each rank on shared axes, the released-but-alive part in vermilion, the peak as a "
-        "dot. Right: what was alive at each rank's own peak; a bar's height is the measured peak, "
+        f"Left: allocated memory of each rank on shared axes, {released}the peak as a dot. "
+        "Right: what was alive at each rank's own peak; a bar's height is the measured peak, "
         "or the highest sample where the memory curve is sampled."
     )
     return Drawing("ranks", caption, lambda panel: draw(panel, data))
@@ -99,13 +108,9 @@ def _title(peaks: Mapping[int, int], total: int) -> str:
     high, low = max(peaks, key=lambda rank: peaks[rank]), min(peaks, key=lambda rank: peaks[rank])
     if len(peaks) == 1:
         return f"Rank {high} peaks at {size(peaks[high])}"
-    who = f"All {total} ranks" if len(peaks) == total else shown_ranks(list(peaks)).capitalize()
-    spread = peaks[high] - peaks[low]
-    if spread == 0:
-        return f"{who} peak at the same {size(peaks[high])}"
-    if spread < 0.02 * peaks[high]:
-        return f"{who} peak alike: {size(peaks[low])} to {size(peaks[high])}"
-    return f"Rank {high} peaks highest at {size(peaks[high])}, {size(spread)} above rank {low}"
+    if alike(peaks):
+        return peak_alike(peaks, total)
+    return f"Rank {high} peaks highest at {size(peaks[high])}, {size(peaks[high] - peaks[low])} above rank {low}"
 
 
 def _subtitle(run: Run, peaks: Mapping[int, int], cut: Sequence[int], note: str) -> str:
@@ -143,21 +148,30 @@ def _draw_small(body: Panel, data: Data, highest: int, top: float) -> None:
         ax = place.axes(0, 0, place.width, place.height - 0.05, share_x=first)
         first = first or ax
         left_most, bottom_most = place.left == body.left, places.index(place) + columns >= len(data.small)
-        divisor = style.memory_axis(ax, highest, 1.12, name=left_most)
-        style.time_axis(ax, data.start_ns - data.origin_ns, data.end_ns - data.origin_ns, label=bottom_most)
+        divisor = style.memory_axis(
+            ax, highest, 1.12, name=left_most and not all(small.missing for small in data.small)
+        )
+        style.time_axis(
+            ax, data.start_ns - data.origin_ns, data.end_ns - data.origin_ns, data.since if bottom_most else ""
+        )
         ax.tick_params(axis="x", labelbottom=bottom_most)
         ax.tick_params(axis="y", labelleft=left_most)
         style.shade_phases(ax, one.phases, data.origin_ns, names=False)
-        curves.draw(ax, one.series, data.origin_ns, divisor, line=0.7)
+        if not one.missing:
+            curves.draw(ax, one.series, data.origin_ns, divisor, line=0.7)
         label = f"rank {one.rank}" + (f"  {size(one.peak.highest_bytes)}" if one.peak else "")
         ax.set_title(label, loc="left", fontsize=style.SIZE_LABEL, weight="bold", pad=3)
         remark = ", ".join(filter(None, [one.why, "cut" if one.cut else ""]))
         ax.set_title(remark, loc="right", fontsize=style.SIZE_SMALL, color=style.QUIET, pad=3)
-        if not len(one.series):
-            ax.text(0.5, 0.5, "no memory curve", transform=ax.transAxes, ha="center", va="center", color=style.QUIET)
+        if one.missing:
+            if all(small.missing for small in data.small):  # else its axes are those of its neighbours
+                ax.tick_params(left=False, bottom=False, labelleft=False, labelbottom=False)
+                ax.yaxis.grid(visible=False)
+                ax.set_xlabel("")
+            ax.text(0.5, 0.5, one.missing, transform=ax.transAxes, ha="center", va="center", color=style.QUIET)
         elif one.peak:
             ax.plot(
-                [(one.peak.ts_ns - data.origin_ns) / 1e6],
+                [(one.peak.ts_ns - data.origin_ns) / 1e9],
                 [one.peak.allocated_bytes / divisor],
                 "o",
                 markersize=4,

@@ -11,8 +11,9 @@ from zeropeak.reports import words
 from zeropeak.reports.figures import series as curves
 from zeropeak.reports.figures import style
 from zeropeak.reports.figures.drawing import Drawing, Head
+from zeropeak.reports.origin import run_origin, run_origin_ns
 from zeropeak.reports.selection import Shown, select, shown_ranks
-from zeropeak.reports.story import Story, read_story, run_start_ns, shared_window
+from zeropeak.reports.story import Story, read_story, shared_window
 from zeropeak.reports.units import percent, size
 
 if TYPE_CHECKING:
@@ -57,10 +58,13 @@ def build(run: Run) -> Data:
     shown = select(run, LIMIT)
     stories = [read_story(run, rank) for rank in shown.ranks]
     start_ns, end_ns = shared_window(stories)
+    releases = any(story.releases for story in stories) or not stories
     return Data(
-        title=_title(stories),
-        subtitle=shown.note(),
-        origin_ns=run_start_ns(run),
+        title=_title(stories) if releases else f"Stage {stories[0].stage} releases no weights",
+        subtitle=shown.note() if releases else "",
+        since=run_origin(run),
+        releases=releases,
+        origin_ns=run_origin_ns(run),
         start_ns=start_ns,
         end_ns=end_ns,
         strips=[_strip(story, shown, start_ns, end_ns) for story in stories],
@@ -75,6 +79,8 @@ def drawing(run: Run) -> Drawing:
         "allocated. Grey-blue: everything else. Dots: the same bytes as counted by weak references at the marks after "
         "each forward, backward and step; they do not come from the memory curve, so they check it."
     )
+    if not data.releases:
+        caption = "Only stage 3 partitions the parameters, gathers them for use and releases them."
     return Drawing("released-but-alive", caption, lambda panel: draw(panel, data))
 
 
@@ -88,10 +94,11 @@ def _strip(story: Story, shown: Shown, start_ns: int, end_ns: int) -> Strip:
         for mark in story.marks
         if mark["released_alive_bytes"] is not None and mark["ts_ns"] is not None and mark["mark"] != "init"
     ]
+    missing = words.not_drawn(story, len(series), series.top_bytes)
     why = shown.why.get(story.rank)
     lines = [f"rank {story.rank}", why or "", "rest unknown" if alone and len(series) else ""]
     label = "\n".join(filter(None, lines))
-    return Strip(story.rank, label, series, story.seen_phases(), marks, None if len(series) else words.no_curve(story))
+    return Strip(story.rank, label, series, story.seen_phases(), marks, missing)
 
 
 def _title(stories: Sequence[Story]) -> str:
@@ -118,6 +125,9 @@ def _worst(story: Story) -> dict[str, Any] | None:
 def draw(panel: Panel, data: Data) -> None:
     """Draw it."""
     top = panel.title(data.title, data.subtitle)
+    if not data.releases:
+        panel.part(0, 0, panel.width, top).message(f"{data.title}, so none can outlive its release.")
+        return
     if not data.strips:
         panel.part(0, 0, panel.width, top).message("No rank left anything behind, so there is nothing to show.")
         return
@@ -148,7 +158,9 @@ def draw(panel: Panel, data: Data) -> None:
         first = first or ax
         last_row = row == len(data.strips) - 1
         divisor = style.memory_axis(ax, highest, 1.12, name=row == 0)
-        style.time_axis(ax, data.start_ns - data.origin_ns, data.end_ns - data.origin_ns, label=last_row)
+        style.time_axis(
+            ax, data.start_ns - data.origin_ns, data.end_ns - data.origin_ns, data.since if last_row else ""
+        )
         ax.tick_params(axis="x", labelbottom=last_row)
         style.shade_phases(ax, strip.phases, data.origin_ns, names=row == 0)
         curves.draw(ax, strip.series, data.origin_ns, divisor, line=0.7)
@@ -157,10 +169,10 @@ def draw(panel: Panel, data: Data) -> None:
 
 def _draw_marks(ax: Axes, strip: Strip, origin_ns: int, divisor: int) -> None:
     left, right = ax.get_xlim()
-    inside = [(ts, bytes_) for ts, bytes_, _ in strip.marks if left <= (ts - origin_ns) / 1e6 <= right]
+    inside = [(ts, bytes_) for ts, bytes_, _ in strip.marks if left <= (ts - origin_ns) / 1e9 <= right]
     if not inside:
         return
-    x = np.array([(ts - origin_ns) / 1e6 for ts, _ in inside])
+    x = np.array([(ts - origin_ns) / 1e9 for ts, _ in inside])
     y = np.array([bytes_ / divisor for _, bytes_ in inside])
     ax.plot(
         x,
@@ -177,7 +189,7 @@ def _draw_marks(ax: Axes, strip: Strip, origin_ns: int, divisor: int) -> None:
     label_from = (right - left) * 0.09
     last_x = left - label_from
     for ts, bytes_ in inside:
-        position = (ts - origin_ns) / 1e6
+        position = (ts - origin_ns) / 1e9
         if bytes_ and position - last_x >= label_from:
             to_left = position > right - label_from
             ax.annotate(

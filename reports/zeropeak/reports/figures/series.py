@@ -50,9 +50,9 @@ class Series:
         reserved = 0 if self.reserved_bytes is None else int(self.reserved_bytes.max(initial=0))
         return max(int(self.high_bytes.max(initial=0)), reserved)
 
-    def edges_ms(self, origin_ns: int) -> npt.NDArray[np.float64]:
-        """Edges in milliseconds since ``origin_ns``."""
-        return (self.edges_ns - origin_ns) / 1e6
+    def edges_s(self, origin_ns: int) -> npt.NDArray[np.float64]:
+        """Edges in seconds since ``origin_ns``."""
+        return (self.edges_ns - origin_ns) / 1e9
 
 
 _NONE: Final = np.empty(0, dtype=np.int64)
@@ -109,7 +109,7 @@ def draw(ax: Axes, series: Series, origin_ns: int, divisor: int, line: float = 1
     """Fill allocated and, within it, released-but-alive bytes; outline the highest values."""
     if not len(series):
         return
-    edges = series.edges_ms(origin_ns)
+    edges = series.edges_s(origin_ns)
     low, high, released = (v / divisor for v in (series.low_bytes, series.high_bytes, series.released_bytes))
     if series.reserved_bytes is not None:
         held = series.reserved_bytes / divisor

@@ -231,10 +231,14 @@ def new_panel() -> Panel:
     return Panel(figure, 0.25, 0.2, WIDTH_IN, HEIGHT_IN)
 
 
-def memory_axis(ax: Axes, top_bytes: int, headroom: float = 1.0, name: bool = True) -> int:
-    """Label the y axis in one unit, from 0 to the largest value and some room; the unit's bytes are returned."""
+def memory_axis(ax: Axes, top_bytes: int, headroom: float = 1.0, name: bool = True, low_bytes: int = 0) -> int:
+    """Label the y axis in one unit, from the lowest to the largest value and some room; its bytes are returned.
+
+    Args:
+        headroom: height of the axis, in that of the values.
+    """
     divisor, unit = scale(top_bytes)
-    ax.set_ylim(0, max(top_bytes, 1) / divisor * headroom)
+    ax.set_ylim(low_bytes / divisor, (low_bytes + max(top_bytes - low_bytes, 1) * headroom) / divisor)
     if name:
         ax.annotate(
             unit,
@@ -259,12 +263,13 @@ def round_ticks(most: int, prune_top: bool = False) -> MaxNLocator:
     return MaxNLocator(nbins=most, steps=[1, 2, 5, 10], prune="upper" if prune_top else None)
 
 
-def time_axis(ax: Axes, start_ns: int, end_ns: int, label: bool = True) -> None:
-    """Label the x axis in milliseconds; limits are times since the run's start."""
-    ax.set_xlim(start_ns / 1e6, end_ns / 1e6)
+def time_axis(ax: Axes, start_ns: int, end_ns: int, label: str = "") -> None:
+    """Set the x axis in seconds; ``label``: what they are counted from, when the axis is to say so."""
+    ax.set_xlim(start_ns / 1e9, end_ns / 1e9)
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    ax.xaxis.set_major_locator(round_ticks(max(2, min(9, round(width_pt(ax) / 50)))))
     if label:
-        ax.set_xlabel("milliseconds since the run's start", fontsize=SIZE_LABEL)
+        ax.set_xlabel(f"seconds since {label}", fontsize=SIZE_LABEL)
 
 
 def width_pt(ax: Axes) -> float:
@@ -274,13 +279,20 @@ def width_pt(ax: Axes) -> float:
     return float(ax.get_position().width * figure.get_size_inches()[0] * 72)
 
 
+def height_pt(ax: Axes) -> float:
+    """Height of axes on paper, in points."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return float(ax.get_position().height * figure.get_size_inches()[1] * 72)
+
+
 def shade_phases(ax: Axes, spans: Iterable[Span], origin_ns: int, names: bool = True) -> None:
     """Shade the phases and, where there is room, name them along the top; set the x limits before."""
     left, right = ax.get_xlim()
     across = width_pt(ax)
     for span in spans:
-        begin = max((span.start_ns - origin_ns) / 1e6, left)
-        end = right if span.end_ns == NEVER else min((span.end_ns - origin_ns) / 1e6, right)
+        begin = max((span.start_ns - origin_ns) / 1e9, left)
+        end = right if span.end_ns == NEVER else min((span.end_ns - origin_ns) / 1e9, right)
         if end <= begin:
             continue
         ax.axvspan(begin, end, facecolor=_PHASE_TINTS.get(span.phase, "#f3f3f3"), edgecolor="none", zorder=-2)

@@ -71,6 +71,7 @@ class Finding:
         knob: config key that changes it.
         advice: what to do, and what it saves; one or two sentences.
         headline: the finding in one sentence, for page 1.
+        allocated_bytes: all that was allocated where it was measured, to compare with; not in findings.json.
         modules: modules concerned, largest share first.
     """
 
@@ -88,6 +89,7 @@ class Finding:
     headline: str = ""
     modules: Sequence[str] = ()
     notes: Sequence[str] = field(default=())
+    allocated_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """JSON object of findings.json; every key is always there."""

@@ -18,7 +18,7 @@ from zeropeak.reports.findings import retained_words
 from zeropeak.reports.findings.finding import Basis, Evidence, Finding, Verdict
 from zeropeak.reports.findings.holders import Cause, Group, group
 from zeropeak.reports.findings.outliving import SLACK_NS, outliving, rows_at
-from zeropeak.reports.findings.retained_words import Held
+from zeropeak.reports.findings.retained_words import Held, Later
 from zeropeak.reports.findings.saving import without
 from zeropeak.reports.names import patterns
 from zeropeak.reports.scrub import without_folders
@@ -75,7 +75,7 @@ def _of_rank(run: Run, rank: int) -> Finding:
     marks = [mark for mark in story.marks if mark["mark"] != "init"]
     first = next((mark for mark in marks if mark["mark"] == "forward"), None)
     if first is None:
-        return _cut_before_mark(blank, story)
+        return _cut_before_mark(run, blank, story)
     if first["released_alive_bytes"] is None:
         return _unknown(
             blank,
@@ -148,11 +148,23 @@ def _missing(run: Run, rank: int) -> Finding:
         _basis(run),
         rank,
         headline="The rank left nothing behind.",
-        advice="Capture again; if the rank dies at its start, its own error output tells why.",
+        advice=_mend(run) or "Capture again; if the rank dies at its start, its own error output tells why.",
     )
 
 
-def _cut_before_mark(blank: Finding, story: Story) -> Finding:
+def _mend(run: Run) -> str | None:
+    """The way out of a capture that failed; None when the manifest holds no failure."""
+    failure = run.manifest.get("failure") or {}
+    if not failure:
+        return None
+    if failure.get("kind") == "interrupt":
+        return "The capture was interrupted: capture again and let it end by itself."
+    whose = f" of rank {failure['rank']}" if failure.get("rank") is not None else ""
+    message = without_folders(str(failure.get("message") or failure.get("kind") or "no message")).strip()
+    return f"Mend the error{whose} ({message}) and capture again."
+
+
+def _cut_before_mark(run: Run, blank: Finding, story: Story) -> Finding:
     """No mark after the first forward: what was alive when the log ends is all there is."""
     releases = story.events.of_kind("release").start_ns
     # Storages of the last release may still have been on their way out.
@@ -164,7 +176,7 @@ def _cut_before_mark(blank: Finding, story: Story) -> Finding:
         return _unknown(
             blank,
             f"{where}, so nothing was checked.",
-            "Capture at least one whole forward, for example with a smaller --seq.",
+            _mend(run) or "Capture at least one whole forward, for example with a smaller --seq.",
         )
     number = int(np.count_nonzero(alive))
     return replace(
@@ -173,8 +185,9 @@ def _cut_before_mark(blank: Finding, story: Story) -> Finding:
         bytes=bytes_,
         step=0,
         headline=f"{where}; {size(bytes_)} in {count(number, 'released weight')} had not died by then.",
-        advice="Not measured: whether they outlive the forward, and what holds them. Capture a whole forward, for "
-        f"example with a smaller --seq; if that is no option, try {setting.LINEAR_KNOB}=true.",
+        advice="Not measured: whether they outlive the forward, and what holds them. "
+        + (_mend(run) or "Capture a whole forward, for example with a smaller --seq.")
+        + f" If that is no option, try {setting.LINEAR_KNOB}=true.",
         evidence=[
             Evidence("memory_blocks", {"rank": story.rank, "freed_ns": None}, [], "released_ns set, never freed"),
         ],
@@ -220,9 +233,7 @@ def _none_alive(
     )
 
 
-def _confirmed(
-    run: Run, blank: Finding, story: Story, held: Sequence[Outliving], first: dict[str, Any]
-) -> Finding:
+def _confirmed(run: Run, blank: Finding, story: Story, held: Sequence[Outliving], first: dict[str, Any]) -> Finding:
     one = held[0]
     mark = one.mark
     groups = held_at(run, story.rank, mark)
@@ -239,6 +250,7 @@ def _confirmed(
         groups=groups,
         at_first_forward=mark is first,
         saving=_saving(story, held_curve) if held_curve is not None and len(held_curve) else None,
+        later=_later(run, story, one),
     )
     top = groups[0] if groups else None
     sizes = [(row["holder_module"] or row["module"] or row["param"] or "?", row["size_bytes"] or 0) for row in here]
@@ -255,7 +267,31 @@ def _confirmed(
         headline=retained_words.headline(facts),
         modules=[name if number == 1 else f"{name} ({number})" for name, number, _ in patterns(sizes)],
         notes=retained_words.notes(facts),
+        allocated_bytes=mark["allocated_bytes"],
     )
+
+
+def _later(run: Run, story: Story, one: Outliving) -> Later | None:
+    """What the forwards of later steps retain, when it is less since weights are kept for reuse instead."""
+    if one.mark["mark"] != "forward":
+        return None
+    marks = [m for m in story.marks if m["mark"] == "forward" and (m["step"] or 0) > (one.mark["step"] or 0)]
+    found = [outliving(run, story, mark) for mark in marks if mark["released_alive_bytes"] is not None]
+    if not found:
+        return None
+    first, less = found[0], one.size_bytes - found[0].size_bytes
+    more = _kept_bytes(run, story.rank, first.mark) - _kept_bytes(run, story.rank, one.mark)
+    if less <= 0 or more < less:
+        return None
+    always = all(each.size_bytes == first.size_bytes for each in found)
+    return Later(first.mark["step"], always, first.size_bytes, first.count, less, one.count - first.count)
+
+
+def _kept_bytes(run: Run, rank: int, mark: Mapping[str, Any]) -> int:
+    """Full parameters kept for reuse at a mark."""
+    rows = run.arrow("mark_composition", rank, ["step", "micro_step", "mark", "category", "size_bytes"]).to_pylist()
+    here = [row for row in rows if all(row[key] == mark[key] for key in ("step", "micro_step", "mark"))]
+    return sum(row["size_bytes"] or 0 for row in here if row["category"] == "kept_for_reuse")
 
 
 def held_at(run: Run, rank: int, mark: Mapping[str, Any]) -> list[Group]:

@@ -39,6 +39,35 @@ class Held:
     groups: Sequence[Group]
     at_first_forward: bool
     saving: Saving | None
+    later: Later | None = None
+
+
+@dataclass(frozen=True)
+class Later:
+    """What the forwards of later steps retain, less since weights are kept for reuse.
+
+    Attributes:
+        step: first of them.
+        always: the later ones retain the same.
+        less_bytes, less_count: kept for reuse instead of released.
+    """
+
+    step: int
+    always: bool
+    size_bytes: int
+    count: int
+    less_bytes: int
+    less_count: int
+
+    def sentence(self) -> str:
+        """For the headline."""
+        when = f"from step {self.step} on" if self.always else f"in step {self.step}"
+        weights = f" in {count(self.count, 'weight')}" if self.count else ""
+        less = f" ({count(self.less_count, 'weight')})" if self.less_count > 0 else ""
+        return (
+            f"{when} {size(self.size_bytes)}{weights}, since {size(self.less_bytes)}{less} is kept for reuse "
+            "(stage3_max_reuse_distance) instead of released"
+        )
 
 
 def _where(mark: dict[str, Any]) -> str:
@@ -55,6 +84,8 @@ def headline(facts: Held) -> str:
     text = f"{when} {size(bytes_)}{weights} had been released by ZeRO and were still alive{share}"
     if facts.worst_bytes > bytes_:
         text += f"; {size(facts.worst_bytes)} at the worst moment of the run"
+    if facts.later is not None:
+        text += f"; {facts.later.sentence()}"
     if facts.apart_bytes:
         text += f"; {size(facts.apart_bytes)} more may have been on their way out (no holder, gone within moments)"
     return f"{text}."

@@ -1,0 +1,56 @@
+"""The moment that a report counts times from: the begin of the first forward; init lies before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow.compute as pc
+
+from zeropeak.profile.errors import UsageError
+from zeropeak.reports.columns import NEVER, ints
+
+if TYPE_CHECKING:
+    from zeropeak.reports.run import Run
+
+FIRST_FORWARD: Final = "the first forward began"
+RUN_START: Final = "the run's start"
+
+
+def run_origin_ns(run: Run) -> int:
+    """The moment that times are counted from: the begin of the first forward of any rank, else the run's start."""
+    forward = _first_forward_ns(run)
+    return _run_start_ns(run) if forward is None else forward
+
+
+def run_origin(run: Run) -> str:
+    """What :func:`run_origin_ns` is, for people."""
+    return RUN_START if _first_forward_ns(run) is None else FIRST_FORWARD
+
+
+def _first_forward_ns(run: Run) -> int | None:
+    phases = run.arrow("phases", columns=["phase", "start_ns"])
+    starts = ints(phases.filter(pc.equal(phases["phase"], "forward")), "start_ns", NEVER)
+    return int(starts.min()) if len(starts) and starts.min() != NEVER else None
+
+
+def _run_start_ns(run: Run) -> int:
+    """The first thing seen of any rank."""
+    first = ints(run.arrow("ranks", columns=["first_ns"]), "first_ns", NEVER)
+    return int(first.min()) if len(first) and first.min() != NEVER else 0
+
+
+def run_moment_ns(run: Run, at_s: float) -> int:
+    """A moment in seconds, counted as the report counts, in run time; init is negative.
+
+    Raises:
+        UsageError: it lies outside the run.
+    """
+    last = ints(run.arrow("ranks", columns=["last_ns"]), "last_ns")
+    start_ns, origin_ns = _run_start_ns(run), run_origin_ns(run)
+    first_s, last_s = (start_ns - origin_ns) / 1e9, (int(last.max(initial=start_ns)) - origin_ns) / 1e9
+    if not first_s <= at_s <= last_s:
+        raise UsageError(
+            f"{at_s:g} s is outside the run, which goes from {first_s:.3f} s to {last_s:.3f} s (0 is "
+            f"{run_origin(run)}); give a moment between these"
+        )
+    return origin_ns + round(at_s * 1e9)
