@@ -176,8 +176,10 @@ def jobs(work: Path, traces: list[Path], peer: str | None) -> list[Run]:
 
 
 def table(runs: list[Run]) -> list[str]:
-    lines = ["| job | tool | wall s | CPU s | peak RSS MB | HTA load / ours | HTA process / ours |",
-             "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| job | tool | wall s | CPU s | peak RSS MB | HTA load / ours | HTA process / ours |",
+        "|---|---|---|---|---|---|---|",
+    ]
     peers = {run.job: run for run in runs if run.tool == "HTA"}
     for run in runs:
         wall, cpu = statistics.median(run.wall), statistics.median(run.cpu)
@@ -191,16 +193,24 @@ def table(runs: list[Run]) -> list[str]:
 
 
 def machine() -> str:
-    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.machine())
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
     packages = []
     for name in ("msgspec", "pyarrow", "numpy", "isal"):
         try:
             packages.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             packages.append(f"no {name}")
-    return (f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({model}), load {os.getloadavg()[0]:.1f} at the "
-            f"end; Python {platform.python_version()}, {', '.join(packages)}, {PEER}")
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({model}), load {os.getloadavg()[0]:.1f} at the "
+        f"end; Python {platform.python_version()}, {', '.join(packages)}, {PEER}"
+    )
 
 
 def main() -> None:
@@ -210,8 +220,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--events", type=int, nargs="*", default=[1_000_000, 4_000_000], help="generated traces")
     parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument("--most-disturbed", type=float, default=float("inf"), metavar="CPUS",
-                        help="repeat a run during which other processes used more than so many CPUs")
+    parser.add_argument(
+        "--most-disturbed",
+        type=float,
+        default=float("inf"),
+        metavar="CPUS",
+        help="repeat a run during which other processes used more than so many CPUs",
+    )
     arguments = parser.parse_args()
     work = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)

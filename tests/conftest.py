@@ -25,9 +25,26 @@ FULL, SHARD, BUFFER, ACTIVATION, SCRATCH, STATE = 4096, 1024, 4608, 2048, 512, 8
 
 _INT, _TEXT = pa.int64(), pa.string()
 _TYPES = {
-    **dict.fromkeys(("edge", "kind", "target", "phase", "name", "class_name", "dtype", "mark", "holder",
-                     "holder_module", "category", "owner"), _TEXT),
-    "shape": pa.list_(_INT), "trainable": pa.bool_(), "persistent": pa.bool_(),
+    **dict.fromkeys(
+        (
+            "edge",
+            "kind",
+            "target",
+            "phase",
+            "name",
+            "class_name",
+            "dtype",
+            "mark",
+            "holder",
+            "holder_module",
+            "category",
+            "owner",
+        ),
+        _TEXT,
+    ),
+    "shape": pa.list_(_INT),
+    "trainable": pa.bool_(),
+    "persistent": pa.bool_(),
 }
 _COLUMNS = {
     "events": "event_id edge ts_ns kind target module_id thread_id step micro_step phase stream allocated_bytes "
@@ -72,8 +89,9 @@ class RankStory:
         number = event_id(self.rank, self._events)
         self.rows["events"].append(self._event(number, "begin", kind, target, module_id))
         self.rows["event_params"] += [{"event_id": number, "param_id": param} for param in params]
-        self.ranges.append({"id": number, "name": range_name(kind, target), "kind": kind.value, "start": self.now,
-                            "end": None})
+        self.ranges.append(
+            {"id": number, "name": range_name(kind, target), "kind": kind.value, "start": self.now, "end": None}
+        )
         return number
 
     def end(self, number: int, kind: Kind) -> None:
@@ -86,8 +104,9 @@ class RankStory:
         number = event_id(self.rank, self._events)
         self.rows["events"].append(self._event(number, "point", Kind.FREE, target, None))
         self.rows["event_params"].append({"event_id": number, "param_id": param, "storage_id": storage})
-        self.ranges.append({"id": number, "name": range_name(Kind.FREE, target), "kind": "free", "start": self.now,
-                            "end": self.now})
+        self.ranges.append(
+            {"id": number, "name": range_name(Kind.FREE, target), "kind": "free", "start": self.now, "end": self.now}
+        )
         return number
 
     def alloc(self, size: int, address: int | None = None, *, reported: bool = True) -> int:
@@ -104,12 +123,23 @@ class RankStory:
         if reported:
             self.memory.append((self.tick(), -size, address))
 
-    def register(self, address: int, size: int, category: str, owner: str, param: int | None = None,
-                 event: int | None = None) -> int:
+    def register(
+        self, address: int, size: int, category: str, owner: str, param: int | None = None, event: int | None = None
+    ) -> int:
         self._storages += 1
-        self.rows["storages"].append({
-            "storage_id": self._storages, "edge": "begin", "ts_ns": self.tick(100), "address": address,
-            "size_bytes": size, "category": category, "owner": owner, "param_id": param, "event_id": event})
+        self.rows["storages"].append(
+            {
+                "storage_id": self._storages,
+                "edge": "begin",
+                "ts_ns": self.tick(100),
+                "address": address,
+                "size_bytes": size,
+                "category": category,
+                "owner": owner,
+                "param_id": param,
+                "event_id": event,
+            }
+        )
         return self._storages
 
     def storage_end(self, storage: int) -> None:
@@ -120,17 +150,43 @@ class RankStory:
         where = {"ts_ns": self.tick(), "step": self.step, "micro_step": 0, "mark": mark}
         highest = {"max_allocated_bytes": self.highest} if self.counters else {}
         self.highest = self.allocated
-        self.rows["marks"].append({**where, **self._counted(), **highest, "released_alive_bytes": FULL * len(alive),
-                                   "released_alive_count": len(alive)})
+        self.rows["marks"].append(
+            {
+                **where,
+                **self._counted(),
+                **highest,
+                "released_alive_bytes": FULL * len(alive),
+                "released_alive_count": len(alive),
+            }
+        )
         for param, address, storage, event in alive:
-            self.rows["retained"].append({
-                **where, "param_id": param, "size_bytes": FULL, "address": address, "storage_id": storage,
-                "release_event_id": event, "holder": "AddmmBackward0._saved_mat2", "holder_module": MODULES[param]})
+            self.rows["retained"].append(
+                {
+                    **where,
+                    "param_id": param,
+                    "size_bytes": FULL,
+                    "address": address,
+                    "storage_id": storage,
+                    "release_event_id": event,
+                    "holder": "AddmmBackward0._saved_mat2",
+                    "holder_module": MODULES[param],
+                }
+            )
 
     def _event(self, number: int, edge: str, kind: Kind, target: str, module_id: int | None) -> dict[str, Any]:
-        return {"event_id": number, "edge": edge, "ts_ns": self.tick(), "kind": kind.value, "target": target,
-                "module_id": module_id, "thread_id": 100 + self.rank, "step": self.step, "micro_step": 0,
-                "phase": self.phase, **self._counted()}
+        return {
+            "event_id": number,
+            "edge": edge,
+            "ts_ns": self.tick(),
+            "kind": kind.value,
+            "target": target,
+            "module_id": module_id,
+            "thread_id": 100 + self.rank,
+            "step": self.step,
+            "micro_step": 0,
+            "phase": self.phase,
+            **self._counted(),
+        }
 
     def _counted(self) -> dict[str, int]:
         return {"allocated_bytes": self.allocated, "reserved_bytes": 1 << 20} if self.counters else {}
@@ -146,13 +202,29 @@ def tell(story: RankStory, steps: int, *, retain: bool, unreported_frees: bool) 
         unreported_frees: the profiler misses the frees of gather buffers, as with gloo's threads.
     """
     for module, name in enumerate(MODULES):
-        story.rows["modules"].append({"module_id": module, "name": name, "class_name": "Linear" if name else "Net",
-                                      "parent_module_id": 0 if name else None})
+        story.rows["modules"].append(
+            {
+                "module_id": module,
+                "name": name,
+                "class_name": "Linear" if name else "Net",
+                "parent_module_id": 0 if name else None,
+            }
+        )
     for param in (1, 2):
-        story.rows["params"].append({
-            "param_id": param, "name": f"{MODULES[param]}.weight", "module_id": param, "shape": [32, 64],
-            "dtype": "bfloat16", "numel": 2048, "full_bytes": FULL, "shard_bytes": SHARD, "trainable": True,
-            "persistent": False})
+        story.rows["params"].append(
+            {
+                "param_id": param,
+                "name": f"{MODULES[param]}.weight",
+                "module_id": param,
+                "shape": [32, 64],
+                "dtype": "bfloat16",
+                "numel": 2048,
+                "full_bytes": FULL,
+                "shard_bytes": SHARD,
+                "trainable": True,
+                "persistent": False,
+            }
+        )
     phase = _phase(story, "init")
     for param in (1, 2):
         shard = story.alloc(SHARD)
@@ -263,18 +335,37 @@ def _backward(story: RankStory, kept: list[Held], *, reported: bool) -> None:
 class MakeRun(Protocol):
     """Writes a run directory; see the fixture :func:`make_run`."""
 
-    def __call__(self, name: str = "run", *, ranks: int = 2, steps: int = 2, retain: bool = True,
-                 unreported_frees: bool = False, counters: bool = False, kineto: bool = True, nsys: bool = True,
-                 status: str = "complete") -> Path: ...
+    def __call__(
+        self,
+        name: str = "run",
+        *,
+        ranks: int = 2,
+        steps: int = 2,
+        retain: bool = True,
+        unreported_frees: bool = False,
+        counters: bool = False,
+        kineto: bool = True,
+        nsys: bool = True,
+        status: str = "complete",
+    ) -> Path: ...
 
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
     """Write ``tmp_path/<name>``: event logs, and on request a torch trace a rank and one nsys export."""
 
-    def make(name: str = "run", *, ranks: int = 2, steps: int = 2, retain: bool = True,
-             unreported_frees: bool = False, counters: bool = False, kineto: bool = True, nsys: bool = True,
-             status: str = "complete") -> Path:
+    def make(
+        name: str = "run",
+        *,
+        ranks: int = 2,
+        steps: int = 2,
+        retain: bool = True,
+        unreported_frees: bool = False,
+        counters: bool = False,
+        kineto: bool = True,
+        nsys: bool = True,
+        status: str = "complete",
+    ) -> Path:
         run = tmp_path / name
         run.mkdir()
         stories = []
@@ -291,14 +382,30 @@ def make_run(tmp_path: Path) -> MakeRun:
         if nsys:
             write_nsys(run / "raw" / "node-0.sqlite", stories)
         manifest = {
-            "schema": RUN_SCHEMA, "name": name, "tool": "nsys" if nsys else "torch", "status": status,
+            "schema": RUN_SCHEMA,
+            "name": name,
+            "tool": "nsys" if nsys else "torch",
+            "status": status,
             "created_unix_ns": BOOT_TO_UNIX_NS,
-            "basis": "measured", "config_name": "stage3", "command": ["zeropeak", "nsys", "stage3"],
-            "versions": {"zeropeak": "0.1.0", "torch": "2.13.0", "deepspeed": "0.19.8"}, "world_size": ranks,
-            "fake_world": False, "backend": "gloo", "device": "cpu", "steps": steps, "seq": 128, "micro_batch": 1,
-            "grad_accum": 1, "model": {"preset": "tiny", "layers": 2}, "failure": None, "notes": [],
+            "basis": "measured",
+            "config_name": "stage3",
+            "command": ["zeropeak", "nsys", "stage3"],
+            "versions": {"zeropeak": "0.1.0", "torch": "2.13.0", "deepspeed": "0.19.8"},
+            "world_size": ranks,
+            "fake_world": False,
+            "backend": "gloo",
+            "device": "cpu",
+            "steps": steps,
+            "seq": 128,
+            "micro_batch": 1,
+            "grad_accum": 1,
+            "model": {"preset": "tiny", "layers": 2},
+            "failure": None,
+            "notes": [],
             "ds_config": {"zero_optimization": {"stage": 3, "memory_efficient_linear": not retain}},
-            "config_changes": [], "disk": {"expected_bytes": 1000, "actual_bytes": 900, "cap_bytes": 10**9}}
+            "config_changes": [],
+            "disk": {"expected_bytes": 1000, "actual_bytes": 900, "cap_bytes": 10**9},
+        }
         (run / "run.json").write_text(json.dumps(manifest))
         return run
 
@@ -315,11 +422,25 @@ def write_streams(folder: Path, story: RankStory) -> None:
 
 def write_rank_json(folder: Path, rank: int, world_size: int, ended: str | None, steps: int) -> None:
     info = {
-        "rank": rank, "world_size": world_size, "pid": 4000 + rank, "node": 0, "device": "cpu", "device_name": "CPU",
-        "device_total_bytes": 1 << 30, "boot_id": "b",
-        "clock": {"monotonic_ns": 1_000, "unix_ns": BOOT_TO_UNIX_NS + 1_000 + rank * 40}, "hooks_missing": [],
-        "linear_wrapped": False, "linear_wrapper_available": True, "ended": ended, "error": None, "nvtx": "on",
-        "steps_done": steps, "holder_step": 0, "zero": {"stage": 3}}
+        "rank": rank,
+        "world_size": world_size,
+        "pid": 4000 + rank,
+        "node": 0,
+        "device": "cpu",
+        "device_name": "CPU",
+        "device_total_bytes": 1 << 30,
+        "boot_id": "b",
+        "clock": {"monotonic_ns": 1_000, "unix_ns": BOOT_TO_UNIX_NS + 1_000 + rank * 40},
+        "hooks_missing": [],
+        "linear_wrapped": False,
+        "linear_wrapper_available": True,
+        "ended": ended,
+        "error": None,
+        "nvtx": "on",
+        "steps_done": steps,
+        "holder_step": 0,
+        "zero": {"stage": 3},
+    }
     (folder / "rank.json").write_text(json.dumps(info))
 
 
@@ -331,17 +452,47 @@ def write_kineto(path: Path, story: RankStory) -> None:
     total = 0
     for ts, size, address in story.memory:
         total += size
-        events.append({"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 1,
-                       "ts": (ts + off) / 1000, "args": {"Total Allocated": total, "Total Reserved": 0, "Bytes": size,
-                                                         "Addr": address, "Device Id": -1, "Device Type": 0}})
+        events.append(
+            {
+                "ph": "i",
+                "cat": "cpu_instant_event",
+                "s": "t",
+                "name": "[memory]",
+                "pid": 1,
+                "tid": 1,
+                "ts": (ts + off) / 1000,
+                "args": {
+                    "Total Allocated": total,
+                    "Total Reserved": 0,
+                    "Bytes": size,
+                    "Addr": address,
+                    "Device Id": -1,
+                    "Device Type": 0,
+                },
+            }
+        )
     for span in story.ranges:
         end = span["end"] if span["end"] is not None else story.now
-        events.append({"ph": "X", "cat": "cpu_op", "name": RECORD_PREFIX + span["name"], "pid": 4000 + story.rank,
-                       "tid": 1, "ts": (span["start"] + off + 200) / 1000, "dur": (end - span["start"]) / 1000,
-                       "args": {"event_id": span["id"], "External id": 1}})
+        events.append(
+            {
+                "ph": "X",
+                "cat": "cpu_op",
+                "name": RECORD_PREFIX + span["name"],
+                "pid": 4000 + story.rank,
+                "tid": 1,
+                "ts": (span["start"] + off + 200) / 1000,
+                "dur": (end - span["start"]) / 1000,
+                "args": {"event_id": span["id"], "External id": 1},
+            }
+        )
     events.sort(key=lambda event: float(event["ts"]))
-    trace = {"schemaVersion": 1, "distributedInfo": {"backend": "gloo", "rank": story.rank, "world_size": 2},
-             "profile_memory": True, "baseTimeNanoseconds": base, "traceEvents": events}
+    trace = {
+        "schemaVersion": 1,
+        "distributedInfo": {"backend": "gloo", "rank": story.rank, "world_size": 2},
+        "profile_memory": True,
+        "baseTimeNanoseconds": base,
+        "traceEvents": events,
+    }
     path.write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
 
 
@@ -369,8 +520,21 @@ def write_nsys(path: Path, stories: list[RankStory]) -> None:
             text = names.setdefault(span["name"], len(names))
             style = 34 if span["kind"] == "free" else 60 if span["kind"] in ("module", "phase") else 59
             end = None if style == 34 or span["end"] is None else span["end"] - SESSION_NS
-            db.execute(insert, (span["start"] - SESSION_NS + 150, end, style, None, kinds.index(Kind(span["kind"])),
-                                None, thread, text, 7, span["id"]))
+            db.execute(
+                insert,
+                (
+                    span["start"] - SESSION_NS + 150,
+                    end,
+                    style,
+                    None,
+                    kinds.index(Kind(span["kind"])),
+                    None,
+                    thread,
+                    text,
+                    7,
+                    span["id"],
+                ),
+            )
     db.executemany("INSERT INTO StringIds VALUES (?, ?)", [(number, name) for name, number in names.items()])
     db.commit()
     db.close()

@@ -45,8 +45,9 @@ def compare(trace: dict[str, Any], sink: MemorySink, source: Source) -> None:
         rows = sink.table("memory_events").to_pydict()
         assert rows["ts_ns"] == [ns(trace, event["ts"]) for event in memory]
         assert rows["address"] == [event["args"].get("Addr") for event in memory]
-        signed = [-size if action == "free" else size
-                  for size, action in zip(rows["size_bytes"], rows["action"], strict=True)]
+        signed = [
+            -size if action == "free" else size for size, action in zip(rows["size_bytes"], rows["action"], strict=True)
+        ]
         assert signed == [event["args"]["Bytes"] for event in memory]
     else:
         assert "memory_events" not in sink.tables
@@ -56,13 +57,22 @@ def compare(trace: dict[str, Any], sink: MemorySink, source: Source) -> None:
         kernels = sink.table("kernels").to_pydict()
         found = Counter(zip(*(kernels[name] for name in ("name", "start_ns", "end_ns", "stream")), strict=True))
         assert found == Counter(
-            (event["name"], ns(trace, event["ts"]), ns(trace, event["ts"]) + round(Decimal(event["dur"]) * 1000),
-             event["args"]["stream"]) for event in activity)
+            (
+                event["name"],
+                ns(trace, event["ts"]),
+                ns(trace, event["ts"]) + round(Decimal(event["dur"]) * 1000),
+                event["args"]["stream"],
+            )
+            for event in activity
+        )
     annotations = [event for event in events if str(event.get("cat")).endswith("user_annotation")]
     assert sink.table("nvtx_ranges").num_rows == len(annotations)
     told = [event for event in activity if "Collective name" in event["args"]]
-    launched = [event for event in events if event.get("name") == "record_param_comms"
-                and event["args"].get("Collective name", "wait") != "wait"]
+    launched = [
+        event
+        for event in events
+        if event.get("name") == "record_param_comms" and event["args"].get("Collective name", "wait") != "wait"
+    ]
     assert sink.table("collectives").num_rows == len(told or launched)
     assert not source.partial
     assert source.rank == trace.get("distributedInfo", {}).get("rank")
@@ -86,10 +96,15 @@ def test_public_traces_agree_with_plain_json(name: str) -> None:
 @pytest.mark.h200
 @pytest.mark.slow
 @needs_captures
-@pytest.mark.parametrize(("capture", "ranks"), [
-    ("pythia6.9b_2xH200_s2m0", 2), ("pythia6.9b_2xH200_s3m0", 2), ("pythia6.9b_2xH200_s3m1", 2),
-    ("torch2.11_small_4ranks", 4),
-])
+@pytest.mark.parametrize(
+    ("capture", "ranks"),
+    [
+        ("pythia6.9b_2xH200_s2m0", 2),
+        ("pythia6.9b_2xH200_s3m0", 2),
+        ("pythia6.9b_2xH200_s3m1", 2),
+        ("torch2.11_small_4ranks", 4),
+    ],
+)
 def test_h200_traces_agree_with_plain_json(tmp_path: Path, capture: str, ranks: int) -> None:
     with tarfile.open(SHARED / "captures" / f"{capture}.tar") as tar:
         members = sorted(member.name for member in tar if member.name.startswith("kin"))

@@ -14,9 +14,10 @@ TAIL = b'\n  ],\n  "traceName": "x.json"\n}\n'
 
 def event(number: int, name: bytes = b"k", ts: bytes | None = None, dur: bytes = b"2.000", extra: bytes = b"") -> bytes:
     """A kernel as kineto prints it."""
-    return (b'  {\n    "ph": "X", "cat": "kernel", "name": "%s", "pid": 0, "tid": 7,\n    "ts": %s, "dur": %s,\n'
-            b'    "args": {\n      "device": 0, "stream": 7, "correlation": %d%s\n    }\n  }') % (
-                name, ts or b"%d.000" % (5000 + number), dur, number, extra)
+    return (
+        b'  {\n    "ph": "X", "cat": "kernel", "name": "%s", "pid": 0, "tid": 7,\n    "ts": %s, "dur": %s,\n'
+        b'    "args": {\n      "device": 0, "stream": 7, "correlation": %d%s\n    }\n  }'
+    ) % (name, ts or b"%d.000" % (5000 + number), dur, number, extra)
 
 
 def read(folder: Path, *events: bytes, tail: bytes = TAIL, head: bytes = HEAD) -> tuple[MemorySink, Source]:
@@ -34,18 +35,21 @@ def counted(sink: MemorySink) -> dict[str, int]:
     return {what: line.count for what, line in sink.counts.items() if "." not in what}
 
 
-@pytest.mark.parametrize(("damaged", "mended", "what"), [
-    (event(2, b"a\xff\xfeb"), "a\ufffd\ufffdb", "utf8"),
-    (event(2, b"a\nb\x01c"), "a b c", "control_characters"),
-    (event(2, b"C:\\temp\\"), "C:\temp\\", "quotes"),
-    (event(2, b"f\\(x)"), "f\\(x)", "escapes"),
-    (event(2, b"\\ud800"), "\ufffd", "escapes"),
-    (event(2, b'say "hi" to "x", y'), 'say "hi" to "x", y', "quotes"),
-    (event(2).replace(b'"kernel"', b'"kernel'), "k", "quotes"),
-    (event(2).replace(b'"kernel"', b'kernel"'), "k", "quotes"),
-    (event(2).replace(b'"name"', b'"name'), "k", "quotes"),
-    (event(2, extra=b', "memory bandwidth (GB/s)": inf, "x": [-nan, NaN]'), "k", "not_a_number"),
-])
+@pytest.mark.parametrize(
+    ("damaged", "mended", "what"),
+    [
+        (event(2, b"a\xff\xfeb"), "a\ufffd\ufffdb", "utf8"),
+        (event(2, b"a\nb\x01c"), "a b c", "control_characters"),
+        (event(2, b"C:\\temp\\"), "C:\temp\\", "quotes"),
+        (event(2, b"f\\(x)"), "f\\(x)", "escapes"),
+        (event(2, b"\\ud800"), "\ufffd", "escapes"),
+        (event(2, b'say "hi" to "x", y'), 'say "hi" to "x", y', "quotes"),
+        (event(2).replace(b'"kernel"', b'"kernel'), "k", "quotes"),
+        (event(2).replace(b'"kernel"', b'kernel"'), "k", "quotes"),
+        (event(2).replace(b'"name"', b'"name'), "k", "quotes"),
+        (event(2, extra=b', "memory bandwidth (GB/s)": inf, "x": [-nan, NaN]'), "k", "not_a_number"),
+    ],
+)
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_a_damaged_event_is_mended(tmp_path: Path, damaged: bytes, mended: str, what: str, place: int) -> None:
     events = [event(1), event(3)]
@@ -57,10 +61,19 @@ def test_a_damaged_event_is_mended(tmp_path: Path, damaged: bytes, mended: str, 
     assert not source.partial
 
 
-@pytest.mark.parametrize("damaged", [
-    b'  {\n    "ph": "X", "cat": }', b'  {\n    "ph": "X", "cat": "kernel", "args": {\n  }', b"  {{}", b"  17",
-    b"  null", b"  [1, 2]", b'  "text"', b"  nothing",
-])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b'  {\n    "ph": "X", "cat": }',
+        b'  {\n    "ph": "X", "cat": "kernel", "args": {\n  }',
+        b"  {{}",
+        b"  17",
+        b"  null",
+        b"  [1, 2]",
+        b'  "text"',
+        b"  nothing",
+    ],
+)
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_what_cannot_be_mended_is_dropped_alone(tmp_path: Path, damaged: bytes, place: int) -> None:
     events = [event(1), event(3)]
@@ -103,10 +116,17 @@ def test_every_cut_gives_the_events_before_it(tmp_path: Path) -> None:
         assert (ids(sink), source.partial) == ([1, 2, 3][:whole_events], True), length
 
 
-@pytest.mark.parametrize(("ts", "what"), [
-    (b"0", "times_zero"), (b"0.000", "times_zero"), (b'"soon"', "times_unreadable"), (b"null", "times_unreadable"),
-    (b"9" * 30, "times_unreadable"), (b"4500000000000000", "times_on_another_clock"),
-])
+@pytest.mark.parametrize(
+    ("ts", "what"),
+    [
+        (b"0", "times_zero"),
+        (b"0.000", "times_zero"),
+        (b'"soon"', "times_unreadable"),
+        (b"null", "times_unreadable"),
+        (b"9" * 30, "times_unreadable"),
+        (b"4500000000000000", "times_on_another_clock"),
+    ],
+)
 def test_an_event_whose_time_cannot_be_right_is_dropped(tmp_path: Path, ts: bytes, what: str) -> None:
     sink, _ = read(tmp_path, event(1), event(2), event(3, ts=ts))
     assert ids(sink) == [1, 2]
@@ -147,5 +167,6 @@ def test_a_memory_event_without_a_size_is_dropped(tmp_path: Path) -> None:
     events = [memory, {**memory, "args": None}, {**memory, "args": {"Bytes": -(1 << 63), "Device Type": 0}}, sized]
     sink, _ = read(tmp_path, *(json.dumps(one).encode() for one in events))
     assert [(row["device"], row["address"], row["size_bytes"]) for row in sink.rows("memory_events")] == [
-        ("privateuseone:3", None, 8)]
+        ("privateuseone:3", None, 8)
+    ]
     assert counted(sink) == {"events": 4, "memory_events_unreadable": 3, "integers_too_large": 1}

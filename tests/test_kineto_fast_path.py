@@ -13,21 +13,52 @@ from zeropeak.parse.kineto_events import KEPT
 from zeropeak.parse.sink import MemorySink, Source
 
 SCALARS = (
-    st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.integers(0, 9) | st.floats(-1e9, 1e9)
-    | st.text(max_size=3) | st.sampled_from(["7", "0x10", "stream 7", "[140, 2]"])
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.integers(0, 9)
+    | st.floats(-1e9, 1e9)
+    | st.text(max_size=3)
+    | st.sampled_from(["7", "0x10", "stream 7", "[140, 2]"])
 )
 TIMES = st.integers(-5, 2**45) | st.decimals(0, 2**45, places=3).map(float) | SCALARS
 NAMES = st.sampled_from(["[memory]", "[OutOfMemory]", "record_param_comms", "zeropeak::fetch a", "aten::mul"]) | SCALARS
-ARGUMENTS = ["Bytes", "Addr", "Device Type", "Device Id", "Total Allocated", "device", "stream", "correlation", "bytes",
-             "event_id", "Collective name", "In msg nelems", "dtype", "Process Group Name", "Seq",
-             "Input Tensors start"]
+ARGUMENTS = [
+    "Bytes",
+    "Addr",
+    "Device Type",
+    "Device Id",
+    "Total Allocated",
+    "device",
+    "stream",
+    "correlation",
+    "bytes",
+    "event_id",
+    "Collective name",
+    "In msg nelems",
+    "dtype",
+    "Process Group Name",
+    "Seq",
+    "Input Tensors start",
+]
 ARGS = st.dictionaries(st.sampled_from(ARGUMENTS), SCALARS, max_size=8) | SCALARS | st.lists(SCALARS, max_size=2)
 CATEGORIES = st.sampled_from([*KEPT, "ac2g", "cuda_runtime", "invented"]) | st.none() | st.integers(0, 3)
-EVENTS = st.lists(st.fixed_dictionaries(
-    {"ph": st.sampled_from("XisfM")}, optional={
-        "cat": CATEGORIES, "name": NAMES, "ts": TIMES, "dur": TIMES, "pid": SCALARS, "tid": SCALARS, "args": ARGS,
-    },
-) | SCALARS, max_size=25)
+EVENTS = st.lists(
+    st.fixed_dictionaries(
+        {"ph": st.sampled_from("XisfM")},
+        optional={
+            "cat": CATEGORIES,
+            "name": NAMES,
+            "ts": TIMES,
+            "dur": TIMES,
+            "pid": SCALARS,
+            "tid": SCALARS,
+            "args": ARGS,
+        },
+    )
+    | SCALARS,
+    max_size=25,
+)
 
 Everything = tuple[dict[str, list[dict[str, object]]], dict[str, int], Source]
 
@@ -63,8 +94,10 @@ def test_both_paths_agree(tmp_path: Path, events: list[Any], base: int) -> None:
 
 
 def test_a_sound_trace_takes_the_fast_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events = [{"ph": "X", "cat": "cpu_op", "name": "aten::mul", "ts": 1, "dur": 1, "args": {"External id": n}}
-              for n in range(500)]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mul", "ts": 1, "dur": 1, "args": {"External id": n}}
+        for n in range(500)
+    ]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"baseTimeNanoseconds": 0, "traceEvents": events}))
     singles = 0

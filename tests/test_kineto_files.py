@@ -69,22 +69,25 @@ def test_garbage_after_the_trace_is_counted(tmp_path: Path) -> None:
     assert read(tmp_path / "t", TRACE + b"\n\0\0\0") == (3000, False, {"events": 3000, "trailing_bytes": 3})
 
 
-@pytest.mark.parametrize(("data", "problem"), [
-    (b"", "the file is empty"),
-    (b" \n", "the file is empty"),
-    (gzip.compress(b""), "the file is empty"),
-    (gzip.compress(TRACE)[:12], "the file is empty (compressed stream cut"),
-    (b"SQLite format 3\0", "not JSON"),
-    (b"\x80\x04.", "not JSON"),
-    (b"[[-1, 1, 37888, 7], [-1, 1, 512, 7]]", "a memory timeline"),
-    (b"[1, 2]", "a JSON list, but not of events"),
-    (b'[{"a": 1}, {"a": 2}]', "a JSON list of objects without ph or cat"),
-    (b'{"schema": "1.0.1", "nodes": [{"name": "x"}]}', "an execution trace"),
-    (b'{"segments": [], "device_traces": []}', "a memory snapshot as JSON"),
-    (b'{"a": {"traceEvents": [{"ph": "X"}]}}', "JSON without traceEvents"),
-    (b'{"traceEvents": null}', "traceEvents is not a list"),
-    (b'{"schemaVersion": 1, "deviceProp', "cut or damaged before its first event"),
-])
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "the file is empty"),
+        (b" \n", "the file is empty"),
+        (gzip.compress(b""), "the file is empty"),
+        (gzip.compress(TRACE)[:12], "the file is empty (compressed stream cut"),
+        (b"SQLite format 3\0", "not JSON"),
+        (b"\x80\x04.", "not JSON"),
+        (b"[[-1, 1, 37888, 7], [-1, 1, 512, 7]]", "a memory timeline"),
+        (b"[1, 2]", "a JSON list, but not of events"),
+        (b'[{"a": 1}, {"a": 2}]', "a JSON list of objects without ph or cat"),
+        (b'{"schema": "1.0.1", "nodes": [{"name": "x"}]}', "an execution trace"),
+        (b'{"segments": [], "device_traces": []}', "a memory snapshot as JSON"),
+        (b'{"a": {"traceEvents": [{"ph": "X"}]}}', "JSON without traceEvents"),
+        (b'{"traceEvents": null}', "traceEvents is not a list"),
+        (b'{"schemaVersion": 1, "deviceProp', "cut or damaged before its first event"),
+    ],
+)
 def test_what_is_no_trace_is_refused_by_name(tmp_path: Path, data: bytes, problem: str) -> None:
     path = tmp_path / "file.json"
     path.write_bytes(data)

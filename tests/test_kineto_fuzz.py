@@ -25,22 +25,88 @@ SECONDS = 8
 """Time that the test may take."""
 
 EVENTS = [
-    {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 7, "tid": 8, "ts": 5199832495665.066,
-     "args": {"Total Reserved": 9, "Total Allocated": 8, "Bytes": -512, "Device Id": 0, "Device Type": 1, "Addr": 64}},
-    {"ph": "X", "cat": "kernel", "name": 'a<b>\\"{}, {"', "pid": 0, "tid": 7, "ts": 10.25, "dur": 2.125,
-     "args": {"device": 1, "stream": 7, "correlation": 15, "Collective name": "x", "dtype": "Half", "l": [{"ph": 1}]}},
-    {"ph": "X", "cat": "cpu_op", "name": "zeropeak::fetch x", "pid": 1, "tid": 2, "ts": 3, "dur": 4,
-     "args": {"event_id": 7}},
+    {
+        "ph": "i",
+        "cat": "cpu_instant_event",
+        "s": "t",
+        "name": "[memory]",
+        "pid": 7,
+        "tid": 8,
+        "ts": 5199832495665.066,
+        "args": {
+            "Total Reserved": 9,
+            "Total Allocated": 8,
+            "Bytes": -512,
+            "Device Id": 0,
+            "Device Type": 1,
+            "Addr": 64,
+        },
+    },
+    {
+        "ph": "X",
+        "cat": "kernel",
+        "name": 'a<b>\\"{}, {"',
+        "pid": 0,
+        "tid": 7,
+        "ts": 10.25,
+        "dur": 2.125,
+        "args": {
+            "device": 1,
+            "stream": 7,
+            "correlation": 15,
+            "Collective name": "x",
+            "dtype": "Half",
+            "l": [{"ph": 1}],
+        },
+    },
+    {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": "zeropeak::fetch x",
+        "pid": 1,
+        "tid": 2,
+        "ts": 3,
+        "dur": 4,
+        "args": {"event_id": 7},
+    },
     {"ph": "X", "cat": "user_annotation", "name": "step", "pid": 1, "tid": 2, "ts": 3.5, "dur": 4.25},
     {"ph": "M", "name": "process_name", "args": {"name": "python"}},
 ]
 SEEDS = [
-    json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": 1}, "baseTimeNanoseconds": 10**18,
-                "traceEvents": EVENTS * 9, "traceName": "x"}, indent=indent).encode()
+    json.dumps(
+        {
+            "schemaVersion": 1,
+            "distributedInfo": {"rank": 1},
+            "baseTimeNanoseconds": 10**18,
+            "traceEvents": EVENTS * 9,
+            "traceName": "x",
+        },
+        indent=indent,
+    ).encode()
     for indent in (None, 2)
 ]
-PIECES = [b'"', b"\\", b"{", b"}", b"[", b"]", b",", b'}, {"ph"', b"\n", b"\x00", b"\xff", b"inf", b"1e999", b"-",
-          b"null", b'"traceEvents": [', b"9" * 30, b"\\ud800", b" " * 400, b'"cat": "kernel"']
+PIECES = [
+    b'"',
+    b"\\",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b'}, {"ph"',
+    b"\n",
+    b"\x00",
+    b"\xff",
+    b"inf",
+    b"1e999",
+    b"-",
+    b"null",
+    b'"traceEvents": [',
+    b"9" * 30,
+    b"\\ud800",
+    b" " * 400,
+    b'"cat": "kernel"',
+]
 
 
 def mutate(data: bytes, choice: random.Random) -> bytes:

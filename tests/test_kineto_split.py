@@ -65,6 +65,7 @@ class Collect:
 
 def kineto_layout(head: dict[str, Any], events: list[Any], tail: dict[str, Any]) -> str:
     """As kineto prints: an event opens with two spaces, its values take a line, arguments their own."""
+
     def one(event: dict[str, Any]) -> str:
         values = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in event.items())
         return f"  {{\n    {values}\n  }}"

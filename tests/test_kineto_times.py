@@ -18,12 +18,24 @@ def test_three_decimals_whole_numbers_and_mixtures_agree() -> None:
     assert column("5199832495528.640", "5199832495528.641") == [5199832495528640, 5199832495528641]
     assert column("1669783687464181", "0") == [1669783687464181000, 0]
     assert column("12", "1.5", "-2.25", "1e3", '"7"', "", "null", "[1]") == [
-        12000, 1500, -2250, 1000000, 7000, None, None, None]
+        12000,
+        1500,
+        -2250,
+        1000000,
+        7000,
+        None,
+        None,
+        None,
+    ]
 
 
 def test_numbers_beyond_int64_are_unknown() -> None:
     assert column("1" * 40, "1e400", "-9223372036854775808", "4611686018427387.000") == [
-        None, None, None, 4611686018427387000]
+        None,
+        None,
+        None,
+        4611686018427387000,
+    ]
 
 
 def test_no_values() -> None:
@@ -37,7 +49,7 @@ def test_halves_round_to_even(text: str, expected: int) -> None:
     assert nanoseconds(text.encode()) == expected
 
 
-@given(st.lists(st.decimals(-10**15, 10**15, places=3), min_size=1))
+@given(st.lists(st.decimals(-(10**15), 10**15, places=3), min_size=1))
 def test_every_layout_gives_what_decimal_arithmetic_gives(numbers: list[Decimal]) -> None:
     expected = [int((number * 1000).to_integral_value(ROUND_HALF_EVEN)) for number in numbers]
     assert column(*map(str, numbers)) == expected

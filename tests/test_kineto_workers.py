@@ -14,12 +14,27 @@ from zeropeak.parse.sink import MemorySink, Source
 from zeropeak.profile.errors import TraceError, ZeropeakError
 
 EVENTS = [
-    {"ph": "X", "cat": "kernel", "name": f"k{n % 7}", "pid": 0, "tid": 7, "ts": n + 0.125, "dur": 1,
-     "args": {"correlation": n, "x": [{"name": 1}, {"ph": 2}]}}
+    {
+        "ph": "X",
+        "cat": "kernel",
+        "name": f"k{n % 7}",
+        "pid": 0,
+        "tid": 7,
+        "ts": n + 0.125,
+        "dur": 1,
+        "args": {"correlation": n, "x": [{"name": 1}, {"ph": 2}]},
+    }
     for n in range(1, 4000)
 ]
-TRACE = json.dumps({"baseTimeNanoseconds": 0, "distributedInfo": {"rank": 2}, "traceEvents": EVENTS,
-                    "deviceProperties": [{"id": 0}, {"id": 1}]}, indent=1)
+TRACE = json.dumps(
+    {
+        "baseTimeNanoseconds": 0,
+        "distributedInfo": {"rank": 2},
+        "traceEvents": EVENTS,
+        "deviceProperties": [{"id": 0}, {"id": 1}],
+    },
+    indent=1,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -106,9 +121,10 @@ def test_short_files_bare_lists_and_xz_are_not_divided(tmp_path: Path) -> None:
 
 def test_the_last_part_is_this_process_s_and_shorter_by_its_head_start(tmp_path: Path) -> None:
     assert parts(written(tmp_path, "{" + " " * 899_999), 3) == (
-        [Part(0, 316667), Part(316667, 633334)], Part(633334, None))
-    assert parts(written(tmp_path, "{" + " " * 249_999), 2) == (
-        [Part(0, 150000)], Part(150000, None))
+        [Part(0, 316667), Part(316667, 633334)],
+        Part(633334, None),
+    )
+    assert parts(written(tmp_path, "{" + " " * 249_999), 2) == ([Part(0, 150000)], Part(150000, None))
 
 
 def test_a_file_that_is_done_before_this_process_is_ready_is_left_to_another(

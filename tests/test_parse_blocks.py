@@ -76,7 +76,11 @@ def test_a_storage_lies_in_the_block_that_was_open_when_it_was_registered() -> N
 
 
 def test_a_storage_may_precede_its_block_by_the_error_of_the_clock_fit() -> None:
-    blocks = pair(events((10, 64, 0x100),))
+    blocks = pair(
+        events(
+            (10, 64, 0x100),
+        )
+    )
     assert match_storages(blocks, np.array([0x100]), np.array([8]), 1).tolist() == [-1]
     assert match_storages(blocks, np.array([0x100]), np.array([8]), 2).tolist() == [0]
 

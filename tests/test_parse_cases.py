@@ -96,8 +96,9 @@ def test_curves_of_the_full_size_runs_are_exact_at_every_mark(case: str, kind: s
     memory = rows(tmp_path / "out", "memory_events")
     for rank in (0, 1):
         log = pd.read_json(tmp_path / "in" / f"events_r{rank}.json.gz")
-        mine = memory[(memory["rank"] == rank) & (memory["device"] == f"cuda:{rank}")
-                      & memory["action"].isin(["alloc", "free"])]
+        mine = memory[
+            (memory["rank"] == rank) & (memory["device"] == f"cuda:{rank}") & memory["action"].isin(["alloc", "free"])
+        ]
         marks = log[log["kind"] == "mark"]
         begin: object = 0
         for mark in marks.itertuples():

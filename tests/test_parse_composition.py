@@ -27,8 +27,13 @@ def table(name: str, *rows: Row) -> pa.Table:
     return unranked(name, [pa.Table.from_pylist(list(rows))] if rows else [])
 
 
-def at(ts: int, block: Row, events: tuple[Row, ...] = (), phases: tuple[Row, ...] = (FORWARD,),
-       modules: tuple[Row, ...] = (MODULE,)) -> str:
+def at(
+    ts: int,
+    block: Row,
+    events: tuple[Row, ...] = (),
+    phases: tuple[Row, ...] = (FORWARD,),
+    modules: tuple[Row, ...] = (MODULE,),
+) -> str:
     """Category of one block at a moment."""
     timeline = Timeline(table("zero_events", *events), table("module_ranges", *modules), table("phases", *phases))
     moved = [{"event_id": event["event_id"], "param_id": 7} for event in events]
@@ -43,8 +48,14 @@ def at(ts: int, block: Row, events: tuple[Row, ...] = (), phases: tuple[Row, ...
 
 @pytest.mark.parametrize(
     ("ts", "category"),
-    [(20, "prefetched_ahead"), (42, "prefetched_ahead"), (46, "gathered_in_use"), (55, "gathered_in_use"),
-     (70, "kept_for_reuse"), (85, "released_but_alive")],
+    [
+        (20, "prefetched_ahead"),
+        (42, "prefetched_ahead"),
+        (46, "gathered_in_use"),
+        (55, "gathered_in_use"),
+        (70, "kept_for_reuse"),
+        (85, "released_but_alive"),
+    ],
 )
 def test_a_prefetched_parameter_through_its_life(ts: int, category: str) -> None:
     assert at(ts, FULL | {"released_ns": 80}, (PREFETCH, WAIT)) == category
@@ -74,8 +85,12 @@ def test_a_block_of_a_released_persistent_parameter_says_when() -> None:
 
 @pytest.mark.parametrize(
     ("stored", "category"),
-    [("param_shard", "parameter_shards"), ("optimizer_state", "optimizer_states"), ("input", "inputs"),
-     ("something_new", "other")],
+    [
+        ("param_shard", "parameter_shards"),
+        ("optimizer_state", "optimizer_states"),
+        ("input", "inputs"),
+        ("something_new", "other"),
+    ],
 )
 def test_a_registered_storage_is_what_it_was_registered_as(stored: str, category: str) -> None:
     assert at(20, {"category": stored, "born_ns": 5, "size_bytes": 8}) == category
@@ -116,6 +131,5 @@ def test_recomputation_in_a_backward_makes_activations() -> None:
 def test_the_parts_sum_to_what_was_measured() -> None:
     timeline = Timeline(table("zero_events"), table("module_ranges"), table("phases"))
     blocks = table("memory_blocks", {"category": "input", "size_bytes": 30}, {"size_bytes": 5})
-    parts = Composition(blocks, timeline, table("zero_event_params"), table("params")).at(
-        1, np.array([0, 1]), 100)
+    parts = Composition(blocks, timeline, table("zero_event_params"), table("params")).at(1, np.array([0, 1]), 100)
     assert parts == {"inputs": (30, 1), "unattributed": (70, 1)}

@@ -149,8 +149,12 @@ def test_rows_without_their_keys_are_dropped_and_counted(make_run: MakeRun, stre
     run = make_run(ranks=1, steps=1)
     path = run / "raw" / "rank-0" / f"{stream}.arrows"
     if how == "null":
-        rewrite(path, lambda rows: rows.schema.empty_table().from_arrays(
-            [pa.nulls(rows.num_rows, field.type) for field in rows.schema], schema=rows.schema))
+        rewrite(
+            path,
+            lambda rows: rows.schema.empty_table().from_arrays(
+                [pa.nulls(rows.num_rows, field.type) for field in rows.schema], schema=rows.schema
+            ),
+        )
     else:
         rewrite(path, lambda rows: pa.table({"other": pa.array(range(rows.num_rows))}))
     assert parse_run(run).lost["rows_dropped"] > 0

@@ -50,7 +50,12 @@ def test_gathers_outside_the_schedule_and_the_rest_have_their_kinds() -> None:
         ("get_all_parameters", 50, 60), ("DeepSpeedZeroOptimizer_Stage3.step", 70, 80),
     ])  # fmt: skip
     assert [row[:3] for row in found["zero_events"]] == [
-        ("gather", 0, 5), ("release", 10, 20), ("free", 12, 12), ("reduce", 30, 40), ("step", 70, 80)]
+        ("gather", 0, 5),
+        ("release", 10, 20),
+        ("free", 12, 12),
+        ("reduce", 30, 40),
+        ("step", 70, 80),
+    ]
 
 
 def test_the_engines_calls_are_phases_and_its_steps_are_counted() -> None:
@@ -60,5 +65,9 @@ def test_the_engines_calls_are_phases_and_its_steps_are_counted() -> None:
         ("DeepSpeedEngine.forward", 70, 80), ("free_param", 71, 72),
     ])  # fmt: skip
     assert found["phases"] == [
-        ("forward", 10, 20, 0), ("backward", 30, 40, 0), ("step", 50, 60, 0), ("forward", 70, 80, 1)]
+        ("forward", 10, 20, 0),
+        ("backward", 30, 40, 0),
+        ("step", 50, 60, 0),
+        ("forward", 70, 80, 1),
+    ]
     assert [(row[1], row[3]) for row in found["zero_events"]] == [(1, None), (11, 0), (50, 0), (71, 1)]

@@ -16,16 +16,29 @@ from zeropeak.parse.foreign import parse_files
 from zeropeak.profile.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
-
     from tests.conftest import MakeRun
 
 
 def trace(path: Path, rank: int | None = None, allocated: int = 0) -> Path:
     info = {} if rank is None else {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2}}
     events = [
-        {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": 5.0 + n,
-         "args": {"Bytes": size, "Addr": 4096, "Device Id": 0, "Device Type": 1, "Total Allocated": total,
-                  "Total Reserved": 4096}}
+        {
+            "ph": "i",
+            "cat": "cpu_instant_event",
+            "s": "t",
+            "name": "[memory]",
+            "pid": 1,
+            "tid": 1,
+            "ts": 5.0 + n,
+            "args": {
+                "Bytes": size,
+                "Addr": 4096,
+                "Device Id": 0,
+                "Device Type": 1,
+                "Total Allocated": total,
+                "Total Reserved": 4096,
+            },
+        }
         for n, (size, total) in enumerate([(512, allocated + 512), (-512, allocated)])
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,8 +92,17 @@ def test_a_curve_starts_at_what_was_allocated_before_the_trace(tmp_path: Path) -
 
 
 def test_events_without_addresses_give_a_curve_without_blocks(tmp_path: Path) -> None:
-    events = [{"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 10**15 + n,
-               "args": {"Bytes": size, "Device Id": 0, "Device Type": 1}} for n, size in enumerate([-64, 256, -32])]
+    events = [
+        {
+            "ph": "i",
+            "name": "[memory]",
+            "pid": 1,
+            "tid": 1,
+            "ts": 10**15 + n,
+            "args": {"Bytes": size, "Device Id": 0, "Device Type": 1},
+        }
+        for n, size in enumerate([-64, 256, -32])
+    ]
     file = tmp_path / "old.json"
     file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     summary = parse_files([file], tmp_path / "out")

@@ -98,7 +98,8 @@ def test_columns_that_a_version_lacks_are_null(tmp_path: Path, table: str) -> No
 def test_an_absent_table_says_which_option_brings_it(tmp_path: Path) -> None:
     sink = read(export(tmp_path / "a.sqlite", {"StringIds (id, value)": [(1, "x")]}))
     assert sink.counts["no_table_CUDA_GPU_MEMORY_USAGE_EVENTS"].detail == (
-        "no table CUDA_GPU_MEMORY_USAGE_EVENTS; capture with nsys --cuda-memory-usage=true")
+        "no table CUDA_GPU_MEMORY_USAGE_EVENTS; capture with nsys --cuda-memory-usage=true"
+    )
     assert sink.tables == {}
 
 
@@ -112,7 +113,10 @@ def test_device_memory_gives_the_reserved_curve(tmp_path: Path) -> None:
     })  # fmt: skip
     sink = read(file)
     assert [(r["ts_ns"], r["action"], r["reserved_bytes"], r["device"]) for r in sink.rows("memory_events")] == [
-        (3, "segment_alloc", 50, "cuda:1"), (5, "segment_alloc", 150, "cuda:1"), (9, "segment_free", 100, "cuda:1")]
+        (3, "segment_alloc", 50, "cuda:1"),
+        (5, "segment_alloc", 150, "cuda:1"),
+        (9, "segment_free", 100, "cuda:1"),
+    ]
     assert sink.counts["gpu_memory_not_on_device"].count == 1
 
 
@@ -127,8 +131,11 @@ def test_kernels_copies_and_fills_are_named(tmp_path: Path) -> None:
     })  # fmt: skip
     rows = read(file).rows("kernels")
     assert [(r["name"], r["category"], r["size_bytes"]) for r in rows] == [
-        ("gemm", "kernel", None), ("memcpy DtoD", "memcpy", 64), ("memcpy unknown", "memcpy", 64),
-        ("memset", "memset", 32)]
+        ("gemm", "kernel", None),
+        ("memcpy DtoD", "memcpy", 64),
+        ("memcpy unknown", "memcpy", 64),
+        ("memset", "memset", 32),
+    ]
 
 
 def test_text_that_is_not_utf8_is_mended(tmp_path: Path) -> None:
@@ -143,8 +150,11 @@ def test_text_that_is_not_utf8_is_mended(tmp_path: Path) -> None:
 
 
 def test_a_damaged_cell_is_null_and_the_rest_stays(tmp_path: Path) -> None:
-    rows = [(1, 2, 59, None, "a", None, TID, 0, None), (3, "late", 59, None, "b", None, TID, 0, None),
-            (None, 2, 59, None, "c", None, TID, 0, None)]
+    rows = [
+        (1, 2, 59, None, "a", None, TID, 0, None),
+        (3, "late", 59, None, "b", None, TID, 0, None),
+        (None, 2, 59, None, "c", None, TID, 0, None),
+    ]
     sink = read(export(tmp_path / "a.sqlite", {NVTX: rows}))
     assert [(r["start_ns"], r["end_ns"]) for r in sink.rows("nvtx_ranges")] == [(1, 2), (3, None)]
     assert sink.counts["nvtx_without_start"].count == 1
@@ -158,8 +168,10 @@ def test_many_strings_are_joined_by_sqlite(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_session_start_is_corrected_by_the_first_sample(tmp_path: Path) -> None:
-    file = export(tmp_path / "a.sqlite", {
-        "TARGET_INFO_SESSION_START_TIME (utcEpochNs)": [(1_000_000,)], "ANALYSIS_DETAILS (startTime)": [(400,)]})
+    file = export(
+        tmp_path / "a.sqlite",
+        {"TARGET_INFO_SESSION_START_TIME (utcEpochNs)": [(1_000_000,)], "ANALYSIS_DETAILS (startTime)": [(400,)]},
+    )
     assert nsys.source(file).session_start_unix_ns == 999_600
 
 

@@ -50,7 +50,9 @@ def test_a_step_before_the_known_history_has_no_peak() -> None:
     peaks, parts = peak_tables(memory(), composition(), timeline(), table("marks"), (0, 290))
     steps = {row["step"]: row for row in peaks.to_pylist() if row["scope"] == "step"}
     assert {step: (row["ts_ns"], row["allocated_bytes"], row["partial"]) for step, row in steps.items()} == {
-        1: (170, 60, True), 2: (200, 60, False)}
+        1: (170, 60, True),
+        2: (200, 60, False),
+    }
     assert set(parts["step"].to_pylist()) == {None, 1, 2}
 
 

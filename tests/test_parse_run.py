@@ -56,7 +56,11 @@ def test_an_event_is_one_row_with_its_parameters_and_sizes(make_run: MakeRun) ->
     events = table(run, "zero_events")
     fetch = events[events["kind"] == "fetch"].iloc[0]
     assert (fetch["name"], fetch["module"], fetch["phase"], fetch["step"]) == (
-        "fetch layers.0", "layers.0", "forward", 0)
+        "fetch layers.0",
+        "layers.0",
+        "forward",
+        0,
+    )
     assert (fetch["param_count"], fetch["full_bytes"], fetch["shard_bytes"]) == (1, 4096, 1024)
     assert fetch["end_ns"] > fetch["start_ns"]
     moved = table(run, "zero_event_params")
@@ -110,7 +114,11 @@ def test_marks_of_a_cpu_run_are_filled_from_the_curve(make_run: MakeRun) -> None
     parse_run(run)
     marks = table(run, "marks").set_index("mark")
     assert marks["allocated_bytes"].to_dict() == {
-        "init": 2048, "forward": 2048 + 2 * (4096 + 2048), "backward": 2048, "step": 2048 + 8192}
+        "init": 2048,
+        "forward": 2048 + 2 * (4096 + 2048),
+        "backward": 2048,
+        "step": 2048 + 8192,
+    }
     assert marks["max_allocated_bytes"]["forward"] == 2048 + 4096 + 2048 + 4096 + 4608
     assert marks["released_alive_bytes"]["forward"] == 8192
 
@@ -127,8 +135,14 @@ def test_a_peak_names_the_event_in_flight_and_adds_up(make_run: MakeRun) -> None
     assert events["name"][peak["event_id"]] == "wait layers.1"
     assert not peak["partial"]
     at_run = parts[parts["scope"] == "run"].set_index("category")["size_bytes"].to_dict()
-    assert at_run == {"parameter_shards": 2048, "released_but_alive": 8192, "activations": 4096,
-                      "gathered_in_use": 4096, "gather_buffers": 4608, "unattributed": 0}
+    assert at_run == {
+        "parameter_shards": 2048,
+        "released_but_alive": 8192,
+        "activations": 4096,
+        "gathered_in_use": 4096,
+        "gather_buffers": 4608,
+        "unattributed": 0,
+    }
 
 
 def test_what_was_alive_at_a_mark(make_run: MakeRun) -> None:
@@ -313,7 +327,9 @@ def test_samples_are_the_curve_that_the_peak_is_the_highest_point_of(make_run: M
     peak = peaks[peaks["scope"] == "run"].iloc[0]
     curve = allocated_curve(open_run(run), 0)
     assert (curve.ts_ns.tolist(), curve.size_bytes.tolist()) == (
-        samples["ts_ns"].tolist(), samples["allocated_bytes"].tolist())
+        samples["ts_ns"].tolist(),
+        samples["allocated_bytes"].tolist(),
+    )
     assert curve.size_bytes.max() == peak["allocated_bytes"]
     assert curve.ts_ns[curve.size_bytes.argmax()] == peak["ts_ns"]
     for name in ("phases", "module_ranges", "zero_events"):

@@ -58,7 +58,9 @@ def test_rows_without_a_rank_go_to_their_own_file(tmp_path: Path) -> None:
         writer.write("nvtx_ranges", pa.table({"start_ns": [2]}), 0)
     rows = pd.read_parquet(tmp_path / "tables" / "nvtx_ranges")
     assert sorted(path.name for path in (tmp_path / "tables" / "nvtx_ranges").iterdir()) == [
-        "rank-0.parquet", "rank-none.parquet"]
+        "rank-0.parquet",
+        "rank-none.parquet",
+    ]
     assert rows["rank"].isna().sum() == 1
 
 

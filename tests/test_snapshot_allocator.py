@@ -103,8 +103,10 @@ class Allocator:
         for first in sorted(self.blocks):
             if first not in self.blocks or self.blocks[first].state != "inactive":
                 continue
-            while (after := self.blocks.get(first + self.blocks[first].size)) and after.state == "inactive" and (
-                after.segment == self.blocks[first].segment
+            while (
+                (after := self.blocks.get(first + self.blocks[first].size))
+                and after.state == "inactive"
+                and (after.segment == self.blocks[first].segment)
             ):
                 self.blocks[first].size += after.size
                 del self.blocks[after.address]

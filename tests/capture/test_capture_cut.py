@@ -41,9 +41,10 @@ def test_ctrl_c_closes_every_rank_in_order(interrupted: Captured) -> None:
 def test_ranges_are_checked_against_rows_after_a_cut(interrupted: Captured) -> None:
     stats = table(interrupted.run_dir, "import_stats")
     assert stats.loc[stats["what"] == "nvtx_without_event", "count"].sum() == 0
-    assert stats.loc[stats["what"] == "nvtx_ranges", "count"].sum() > 1000 or len(
-        table(interrupted.run_dir, "nvtx_ranges")
-    ) > 1000
+    assert (
+        stats.loc[stats["what"] == "nvtx_ranges", "count"].sum() > 1000
+        or len(table(interrupted.run_dir, "nvtx_ranges")) > 1000
+    )
 
 
 def test_a_closed_terminal_and_an_impatient_user_leave_no_process(impatient: Captured) -> None:

@@ -102,8 +102,13 @@ def pair(events: Events) -> Blocks:
     reused = (after >= 0) & alloc[after]
     freed = np.where(after >= 0, ts[after], ALIVE)
     seen = Blocks(
-        address[born_at], size[born_at], ts[born_at], freed, np.where(reused, REUSED, NO_MEND),
-        time_order[born_at], np.where(closed, time_order[after], -1),
+        address[born_at],
+        size[born_at],
+        ts[born_at],
+        freed,
+        np.where(reused, REUSED, NO_MEND),
+        time_order[born_at],
+        np.where(closed, time_order[after], -1),
         size_differs=int((closed & (size[after] != size[born_at])).sum()),
     )
     seen = _close_overlapped(seen, born_at, ts, address, size)
@@ -113,8 +118,13 @@ def pair(events: Events) -> Blocks:
     older = unknown[first > ts[unknown]]
     count = len(older)
     before = Blocks(
-        address[older], size[older], np.full(count, BEFORE), ts[older], np.zeros(count, np.int64),
-        np.full(count, -1), time_order[older],
+        address[older],
+        size[older],
+        np.full(count, BEFORE),
+        ts[older],
+        np.zeros(count, np.int64),
+        np.full(count, -1),
+        time_order[older],
     )
     joined = {
         name: np.concatenate([getattr(before, name), getattr(seen, name)])

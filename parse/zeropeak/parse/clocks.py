@@ -129,7 +129,10 @@ def fit(source_ns: Times, run_ns: Times, file: object = "trace") -> ClockMap:
     fitted = ClockMap(reference, offset + round(shift), drift)
     errors = np.abs(fitted.apply(source_ns) - run_ns)
     return replace(
-        fitted, shared_events=int(keep.sum()), outliers=int((~keep).sum()), residual_ns=_middle(errors),
+        fitted,
+        shared_events=int(keep.sum()),
+        outliers=int((~keep).sum()),
+        residual_ns=_middle(errors),
         residual_max_ns=int(errors[keep].max()),
     )
 

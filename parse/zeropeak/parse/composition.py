@@ -112,7 +112,8 @@ class Composition:
         size[_UNATTRIBUTED] = allocated_bytes - (size.sum() - size[_UNATTRIBUTED])
         return {
             name: (int(size[place]), int(count[place]))
-            for place, name in enumerate(NAMES) if count[place] or place == _UNATTRIBUTED
+            for place, name in enumerate(NAMES)
+            if count[place] or place == _UNATTRIBUTED
         }
 
 

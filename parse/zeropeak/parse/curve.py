@@ -57,8 +57,9 @@ def edges(blocks: Blocks, baseline_bytes: int | None = None) -> Edges:
     momentary = blocks.born[block] == blocks.freed[block]
     reused = np.where(momentary, blocks.alloc_row[block], -1)
     unrecorded = np.where(blocks.mend[block] == REUSED, reused, ALIVE)
-    row = np.where(birth, blocks.alloc_row[block], np.where(blocks.free_row[block] >= 0, blocks.free_row[block],
-                                                            unrecorded))
+    row = np.where(
+        birth, blocks.alloc_row[block], np.where(blocks.free_row[block] >= 0, blocks.free_row[block], unrecorded)
+    )
     order = np.lexsort((~birth, row, ts))
     ts, block, birth = ts[order], block[order], birth[order]
     proven = int(blocks.size[before].sum())

@@ -135,12 +135,17 @@ class _Story:
             yield "zero_events", self._event_rows()
             self._events = []
         if self._phases and everything:
-            yield "phases", pa.table({
-                "phase": [_PHASES[span.code].value for span in self._phases],
-                "step": pa.array([span.step for span in self._phases], pa.int64()),
-                "start_ns": [span.start for span in self._phases],
-                "end_ns": pa.array([_end(span) for span in self._phases], pa.int64()),
-            })
+            yield (
+                "phases",
+                pa.table(
+                    {
+                        "phase": [_PHASES[span.code].value for span in self._phases],
+                        "step": pa.array([span.step for span in self._phases], pa.int64()),
+                        "start_ns": [span.start for span in self._phases],
+                        "end_ns": pa.array([_end(span) for span in self._phases], pa.int64()),
+                    }
+                ),
+            )
 
     def _place(self, span: _Span) -> None:
         """Set phase and step: the engine's forward, backward and the optimizer's step are phases, in turn."""

@@ -67,9 +67,7 @@ class Direct:
             write: write them; they are in the spool in any case.
         """
         if not self._own:
-            for table, rows in deepspeed_events(
-                self._in_order(), self.rank, self.kind, has_waits=self._waits
-            ):
+            for table, rows in deepspeed_events(self._in_order(), self.rank, self.kind, has_waits=self._waits):
                 self.spool.write(table, rows)
         if write:
             for table in EVENT_TABLES:
@@ -125,9 +123,7 @@ class DirectByRank:
         """The sink of a rank."""
         if rank not in self._ranks:
             spool = Spool(self.files.scratch / f"nsys-{rank}")
-            self._ranks[rank] = Direct(
-                self.files, rank, "nsys", self.clock, spool, asked=rank in self.asked
-            )
+            self._ranks[rank] = Direct(self.files, rank, "nsys", self.clock, spool, asked=rank in self.asked)
         return self._ranks[rank]
 
     def write(self, table: str, batch: pa.RecordBatch | pa.Table) -> None:

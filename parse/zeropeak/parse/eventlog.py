@@ -37,8 +37,20 @@ _COLUMNS = {
     "holder_module",
     "storages": "storage_id edge ts_ns address size_bytes category owner param_id event_id",
 }
-_TEXT = {"edge", "kind", "target", "phase", "name", "dtype", "class_name", "mark", "holder", "holder_module",
-         "category", "owner"}
+_TEXT = {
+    "edge",
+    "kind",
+    "target",
+    "phase",
+    "name",
+    "dtype",
+    "class_name",
+    "mark",
+    "holder",
+    "holder_module",
+    "category",
+    "owner",
+}
 _KEYS = {
     "events": ("event_id", "edge", "ts_ns", "kind"),
     "event_params": ("event_id", "param_id"),
@@ -112,9 +124,7 @@ def _typed(stream: str, rows: pa.Table | None, sink: Sink) -> pa.Table:
     A column that this capture did not write, or that is not of its type, is null.
     """
     names = _COLUMNS[stream].split()
-    schema = pa.schema(
-        [(name, pa.string() if name in _TEXT else _OTHER.get(name, pa.int64())) for name in names]
-    )
+    schema = pa.schema([(name, pa.string() if name in _TEXT else _OTHER.get(name, pa.int64())) for name in names])
     if rows is None:
         return schema.empty_table()
     arrays = []
@@ -180,35 +190,57 @@ def _write_events(events: pa.Table, event_params: pa.Table, names: _Names, sink:
     at = Lookup(sums["event_id"]).find(zero["event_id"])
     columns = {
         name: zero[name]
-        for name in ("event_id", "kind", "module_id", "step", "micro_step", "phase", "thread_id", "stream", "start_ns",
-                     "end_ns", "parent_event_id")
+        for name in (
+            "event_id",
+            "kind",
+            "module_id",
+            "step",
+            "micro_step",
+            "phase",
+            "thread_id",
+            "stream",
+            "start_ns",
+            "end_ns",
+            "parent_event_id",
+        )
     }
-    spaced = pc.binary_join_element_wise(zero["kind"], zero["target"], " ", null_handling="replace",
-                                         null_replacement="")
-    sink.write("zero_events", pa.table({
-        **columns,
-        "name": pc.utf8_rtrim_whitespace(spaced),
-        "module": names.module(zero["module_id"]),
-        "allocated_before_bytes": zero["before"],
-        "allocated_after_bytes": zero["after"],
-        "param_count": pc.fill_null(sums["param_id_count"].take(at), 0),
-        "full_bytes": sums["full_bytes_sum"].take(at),
-        "shard_bytes": sums["shard_bytes_sum"].take(at),
-        "source": pa.repeat(pa.scalar("log"), zero.num_rows),
-    }))
+    spaced = pc.binary_join_element_wise(
+        zero["kind"], zero["target"], " ", null_handling="replace", null_replacement=""
+    )
+    sink.write(
+        "zero_events",
+        pa.table(
+            {
+                **columns,
+                "name": pc.utf8_rtrim_whitespace(spaced),
+                "module": names.module(zero["module_id"]),
+                "allocated_before_bytes": zero["before"],
+                "allocated_after_bytes": zero["after"],
+                "param_count": pc.fill_null(sums["param_id_count"].take(at), 0),
+                "full_bytes": sums["full_bytes_sum"].take(at),
+                "shard_bytes": sums["shard_bytes_sum"].take(at),
+                "source": pa.repeat(pa.scalar("log"), zero.num_rows),
+            }
+        ),
+    )
     phases = events.filter(pc.and_(phase, pc.is_valid(events["target"])))
     if nameless := pc.sum(phase).as_py() or 0:
         sink.count("phases_without_name", nameless - phases.num_rows, "lost", "phases whose name is unreadable")
-    sink.write("phases", phases.select(["event_id", "step", "micro_step", "start_ns", "end_ns"]).append_column(
-        "phase", phases["target"]))
+    sink.write(
+        "phases",
+        phases.select(["event_id", "step", "micro_step", "start_ns", "end_ns"]).append_column(
+            "phase", phases["target"]
+        ),
+    )
     _write_module_ranges(events.filter(module), names, sink)
 
 
 def _write_module_ranges(ran: pa.Table, names: _Names, sink: Sink) -> None:
     direction = pc.struct_field(pc.extract_regex(ran["target"], r"(?P<direction>forward|backward)$"), "direction")
     name = pc.coalesce(names.module(ran["module_id"]), pc.replace_substring_regex(ran["target"], r" ?\S+$", ""))
-    kept = ran.select(["event_id", "module_id", "step", "micro_step", "phase", "thread_id", "start_ns", "end_ns",
-                       "parent_event_id"])
+    kept = ran.select(
+        ["event_id", "module_id", "step", "micro_step", "phase", "thread_id", "start_ns", "end_ns", "parent_event_id"]
+    )
     kept = kept.append_column("module", name).append_column("direction", direction)
     kept = kept.append_column("allocated_before_bytes", ran["before"])
     sink.write("module_ranges", kept.append_column("allocated_after_bytes", ran["after"]))
@@ -240,21 +272,23 @@ def _storages(storages: pa.Table, freed: pa.Table, sink: Sink) -> pa.Table:
         sink.count("storage_ends_without_begin", strays, "lost", "ends of storages whose begin is not in the log")
     end_ns = ends["ts_ns"].take(Lookup(ends["storage_id"]).find(begins["storage_id"]))
     released = freed["released_ns"].take(Lookup(freed["storage_id"]).find(begins["storage_id"]))
-    return pa.table({
-        "block_id": pa.array(np.arange(begins.num_rows)),
-        "address": begins["address"],
-        "size_bytes": begins["size_bytes"],
-        "born_ns": begins["ts_ns"],
-        "free_requested_ns": end_ns,
-        "freed_ns": end_ns,
-        "category": begins["category"],
-        "owner": begins["owner"],
-        "param_id": begins["param_id"],
-        "storage_id": begins["storage_id"],
-        "released_ns": released,
-        "born_event_id": begins["event_id"],
-        "source": pa.repeat(pa.scalar("log"), begins.num_rows),
-    })
+    return pa.table(
+        {
+            "block_id": pa.array(np.arange(begins.num_rows)),
+            "address": begins["address"],
+            "size_bytes": begins["size_bytes"],
+            "born_ns": begins["ts_ns"],
+            "free_requested_ns": end_ns,
+            "freed_ns": end_ns,
+            "category": begins["category"],
+            "owner": begins["owner"],
+            "param_id": begins["param_id"],
+            "storage_id": begins["storage_id"],
+            "released_ns": released,
+            "born_event_id": begins["event_id"],
+            "source": pa.repeat(pa.scalar("log"), begins.num_rows),
+        }
+    )
 
 
 def _write_retained(retained: pa.Table, events: pa.Table, blocks: pa.Table, names: _Names, sink: Sink) -> None:

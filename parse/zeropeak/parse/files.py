@@ -16,8 +16,18 @@ from zeropeak.profile.errors import TraceError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-ENDINGS: Final = (".json", ".json.gz", ".json.xz", ".json.zst", ".sqlite", ".nsys-rep", ".pickle", ".pickle.gz",
-                  ".pkl", ".pkl.gz")
+ENDINGS: Final = (
+    ".json",
+    ".json.gz",
+    ".json.xz",
+    ".json.zst",
+    ".sqlite",
+    ".nsys-rep",
+    ".pickle",
+    ".pickle.gz",
+    ".pkl",
+    ".pkl.gz",
+)
 """Files of a folder that are tried."""
 
 _RANK_IN_NAME: Final = (
@@ -59,9 +69,7 @@ class Chosen:
         return sorted({rank for file in self.files for rank in file.ranks.values()})
 
 
-def choose(
-    paths: Sequence[Path], ranks: Mapping[Path, int], export: Callable[[Path], Path] | None = None
-) -> Chosen:
+def choose(paths: Sequence[Path], ranks: Mapping[Path, int], export: Callable[[Path], Path] | None = None) -> Chosen:
     """Find the trace files among what the user named, and their ranks.
 
     Args:

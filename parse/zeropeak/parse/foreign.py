@@ -72,8 +72,14 @@ def parse_files(
                     nodes.setdefault(part.rank, []).append(part)
         earlier.close()
         jobs = [
-            _Job(rank, [f for f in chosen.files if f.kind != "nsys" and rank in f.ranks.values()], writer.folder,
-                 len(chosen.ranks), alone, nodes.get(rank, []))
+            _Job(
+                rank,
+                [f for f in chosen.files if f.kind != "nsys" and rank in f.ranks.values()],
+                writer.folder,
+                len(chosen.ranks),
+                alone,
+                nodes.get(rank, []),
+            )
             for rank in chosen.ranks
         ]
         for done, (job, rows, counted) in enumerate(do(jobs, _rank_tables, workers), 1):
@@ -83,7 +89,10 @@ def parse_files(
                 progress(f"rank {job.rank}", done, len(jobs))
         writer.write("import_stats", stats.table())
     return ParseSummary(
-        out / "tables", tuple(chosen.ranks), writer.rows, stats.total("lost") | stats.total("error"),
+        out / "tables",
+        tuple(chosen.ranks),
+        writer.rows,
+        stats.total("lost") | stats.total("error"),
         stats.total("mended"),
     )
 
@@ -142,9 +151,7 @@ def _rank_tables(job: _Job, files: TableFiles) -> Stats:
     return stats
 
 
-def _read_file(
-    job: _Job, file: TraceFile, files: TableFiles, stats: Stats
-) -> tuple[Trace, Direct]:
+def _read_file(job: _Job, file: TraceFile, files: TableFiles, stats: Stats) -> tuple[Trace, Direct]:
     """Read a kineto trace or a snapshot."""
     sink = Direct(files, job.rank, file.kind, IDENTITY, Spool(files.scratch / f"{file.kind}-{job.rank}"))
     source = reader(file.kind)(file.path, sink)
@@ -165,17 +172,20 @@ def _read_later(job: _Job, file: TraceFile, files: TableFiles, stats: Stats) -> 
     return Trace(source, spool, file.label)
 
 
-def _read_node(
-    file: TraceFile, writer: TableFiles, stats: Stats, asked: frozenset[int], *, alone: bool
-) -> list[_Part]:
+def _read_node(file: TraceFile, writer: TableFiles, stats: Stats, asked: frozenset[int], *, alone: bool) -> list[_Part]:
     """Write what an nsys export holds, by rank; return what the ranks' own tables need of it."""
     ranks = {pid: rank for pid, rank in file.ranks.items() if pid is not None}
     counts: dict[str, Count] = {}
     clock = _clock(nsys.source(file.path), counts, alone=alone)
     sink = DirectByRank(writer, clock, counts, asked)
     nsys.read(file.path, sink, ranks=ranks, default_rank=file.ranks.get(None))
-    add_count(counts, "ranks_by_process_order", len(ranks), "info",
-              "the export names no ranks; its processes are numbered in the order of their ids")
+    add_count(
+        counts,
+        "ranks_by_process_order",
+        len(ranks),
+        "info",
+        "the export names no ranks; its processes are numbered in the order of their ids",
+    )
     stats.merge(counts, file.label, "nsys")
     parts = []
     for pid, rank in file.ranks.items():

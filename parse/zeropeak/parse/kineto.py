@@ -91,7 +91,12 @@ class Scanner(Protocol):
     """What :func:`zeropeak.parse.kineto_scan.scan` does."""
 
     def __call__(
-        self, path: Path, begin: Begin, take: Take, limits: Limits = ..., progress: Progress | None = ...,
+        self,
+        path: Path,
+        begin: Begin,
+        take: Take,
+        limits: Limits = ...,
+        progress: Progress | None = ...,
     ) -> Scan:
         """Read a trace."""
 

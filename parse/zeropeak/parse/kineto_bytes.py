@@ -59,9 +59,7 @@ class Blocks:
         progress: called with (bytes read of the file, bytes of the file) after each read.
     """
 
-    def __init__(
-        self, path: Path | str, limits: Limits, progress: Callable[[int, int], None] | None = None
-    ) -> None:
+    def __init__(self, path: Path | str, limits: Limits, progress: Callable[[int, int], None] | None = None) -> None:
         self.problem: str | None = None
         """What ended a compressed stream early, after the end: a clause for a person."""
         self.trailing = 0
@@ -82,12 +80,17 @@ class Blocks:
         count = self._read_block(view)
         self._out += count
         if self._out > self._limits.max_bytes:
-            raise TraceError(self._path, f"more than {self._limits.max_bytes:,} bytes decompressed; pass a larger "
-                             "max_bytes if that is right")
+            raise TraceError(
+                self._path,
+                f"more than {self._limits.max_bytes:,} bytes decompressed; pass a larger max_bytes if that is right",
+            )
         taken = self._file.tell()
         if self._out > RATIO_FROM and self._out > self._limits.max_ratio * taken:
-            raise TraceError(self._path, f"expands to more than {self._limits.max_ratio} times its size, as no trace "
-                             "does; pass a larger max_ratio if that is right")
+            raise TraceError(
+                self._path,
+                f"expands to more than {self._limits.max_ratio} times its size, as no trace "
+                "does; pass a larger max_ratio if that is right",
+            )
         if self._progress:
             self._progress(taken, self._size)
         return count

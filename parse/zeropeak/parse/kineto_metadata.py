@@ -58,8 +58,9 @@ def read_head(window: Window, path: Path | str, metadata: dict[str, Any], counts
         raise TraceError(path, "not JSON, so not a torch.profiler trace; use export_chrome_trace")
     first = text[1:].lstrip(_SPACE)[:1]
     if first == b"[":
-        raise TraceError(path, "a list of lists: a memory timeline (export_memory_timeline), not a trace; use "
-                         "export_chrome_trace")
+        raise TraceError(
+            path, "a list of lists: a memory timeline (export_memory_timeline), not a trace; use export_chrome_trace"
+        )
     if first not in (b"{", b"]", b""):
         raise TraceError(path, "a JSON list, but not of events: not a torch.profiler trace; use export_chrome_trace")
     window.start += 1
@@ -118,8 +119,11 @@ def _refuse(text: str, path: Path | str) -> None:
     if whole is None:
         raise TraceError(path, "JSON that is cut or damaged before its first event; copy or capture it again")
     if "nodes" in whole:
-        raise TraceError(path, "an execution trace (ExecutionTraceObserver), which is no timeline; use "
-                         "torch.profiler's export_chrome_trace")
+        raise TraceError(
+            path,
+            "an execution trace (ExecutionTraceObserver), which is no timeline; use "
+            "torch.profiler's export_chrome_trace",
+        )
     if "segments" in whole or "device_traces" in whole:
         raise TraceError(path, "a memory snapshot as JSON, not a trace; pass the pickle that torch wrote")
     what = "traceEvents is not a list" if "traceEvents" in whole else "JSON without traceEvents"

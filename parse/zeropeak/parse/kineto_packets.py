@@ -24,7 +24,11 @@ MEMORY: Final = "[memory]"
 OUT_OF_MEMORY: Final = "[OutOfMemory]"
 
 CATEGORIES: Final = {
-    "kernel": "kernel", "Kernel": "kernel", "gpu_memcpy": "memcpy", "Memcpy": "memcpy", "gpu_memset": "memset",
+    "kernel": "kernel",
+    "Kernel": "kernel",
+    "gpu_memcpy": "memcpy",
+    "Memcpy": "memcpy",
+    "gpu_memset": "memset",
     "Memset": "memset",
 }
 """Column ``category`` of table kernels by category of the trace."""
@@ -61,7 +65,10 @@ class _Columns(Struct):
     texts: dict[str, list[Any]] = field(default_factory=dict)
 
     def add(
-        self, count: int, times: dict[str, Sequence[Any]], integers: dict[str, Sequence[Any]],
+        self,
+        count: int,
+        times: dict[str, Sequence[Any]],
+        integers: dict[str, Sequence[Any]],
         texts: dict[str, Sequence[Any]],
     ) -> None:
         """Append rows; every call has the same columns."""
@@ -77,7 +84,8 @@ class _Columns(Struct):
     def take(self) -> Packet:
         """What was added; empties the columns."""
         packet = Packet(
-            self.kind, self.count,
+            self.kind,
+            self.count,
             {name: b"\n".join(parts) for name, parts in self.times.items()},
             {name: _packed(values) for name, values in self.integers.items()},
             {name: _indexed(values) for name, values in self.texts.items()},
@@ -137,10 +145,14 @@ class Packets:
                     # Device and stream stand in for process and thread.
                     "device": [
                         one.pid if arg.device is None else arg.device for one, arg in zip(some, args, strict=True)
-                    ] if known else [one.pid for one in some],
+                    ]
+                    if known
+                    else [one.pid for one in some],
                     "stream": [
                         one.tid if arg.stream is None else arg.stream for one, arg in zip(some, args, strict=True)
-                    ] if known else [one.tid for one in some],
+                    ]
+                    if known
+                    else [one.tid for one in some],
                     "correlation_id": [arg.correlation for arg in args] if known else [None] * len(some),
                     "size_bytes": [arg.size for arg in args] if known else [None] * len(some),
                 },
@@ -166,7 +178,7 @@ class Packets:
             },
             {
                 "name": [
-                    one.name[len(RECORD_PREFIX):] if own else one.name for one, own in zip(events, ours, strict=True)
+                    one.name[len(RECORD_PREFIX) :] if own else one.name for one, own in zip(events, ours, strict=True)
                 ],
                 "domain": [NVTX_DOMAIN if own else "" for own in ours],
                 "category": [category] * len(events),

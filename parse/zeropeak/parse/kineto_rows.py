@@ -29,18 +29,48 @@ UNIX_FROM_NS: Final = 10**18
 """Times below (before 2001) count from the machine's start: none is up for 30 years."""
 
 DEVICES: Final = {
-    0: "cpu", 1: "cuda", 2: "mkldnn", 3: "opengl", 4: "opencl", 5: "ideep", 6: "hip", 7: "fpga", 8: "maia", 9: "xla",
-    10: "vulkan", 11: "metal", 12: "xpu", 13: "mps", 14: "meta", 15: "hpu", 16: "ve", 17: "lazy", 18: "ipu", 19: "mtia",
+    0: "cpu",
+    1: "cuda",
+    2: "mkldnn",
+    3: "opengl",
+    4: "opencl",
+    5: "ideep",
+    6: "hip",
+    7: "fpga",
+    8: "maia",
+    9: "xla",
+    10: "vulkan",
+    11: "metal",
+    12: "xpu",
+    13: "mps",
+    14: "meta",
+    15: "hpu",
+    16: "ve",
+    17: "lazy",
+    18: "ipu",
+    19: "mtia",
     20: "privateuseone",
 }
 """c10::DeviceType."""
 
 DTYPES: Final = {
-    "Byte": ("uint8", 1), "Char": ("int8", 1), "Short": ("int16", 2), "Int": ("int32", 4), "Long": ("int64", 8),
-    "Half": ("float16", 2), "Float": ("float32", 4), "Double": ("float64", 8), "BFloat16": ("bfloat16", 2),
-    "Bool": ("bool", 1), "ComplexHalf": ("complex32", 4), "ComplexFloat": ("complex64", 8),
-    "ComplexDouble": ("complex128", 16), "Float8_e5m2": ("float8_e5m2", 1), "Float8_e4m3fn": ("float8_e4m3fn", 1),
-    "Float8_e5m2fnuz": ("float8_e5m2fnuz", 1), "Float8_e4m3fnuz": ("float8_e4m3fnuz", 1),
+    "Byte": ("uint8", 1),
+    "Char": ("int8", 1),
+    "Short": ("int16", 2),
+    "Int": ("int32", 4),
+    "Long": ("int64", 8),
+    "Half": ("float16", 2),
+    "Float": ("float32", 4),
+    "Double": ("float64", 8),
+    "BFloat16": ("bfloat16", 2),
+    "Bool": ("bool", 1),
+    "ComplexHalf": ("complex32", 4),
+    "ComplexFloat": ("complex64", 8),
+    "ComplexDouble": ("complex128", 16),
+    "Float8_e5m2": ("float8_e5m2", 1),
+    "Float8_e4m3fn": ("float8_e4m3fn", 1),
+    "Float8_e5m2fnuz": ("float8_e5m2fnuz", 1),
+    "Float8_e4m3fnuz": ("float8_e4m3fnuz", 1),
 }
 """c10::ScalarType as the profiler prints it: torch's name and bytes an element."""
 
@@ -111,38 +141,53 @@ class Rows:
         keep &= good
         indices, pairs = packet.texts["device"]
         which, names = np.frombuffer(indices, np.int32), [self._device(pair) for pair in pairs]
-        self.devices.update({
-            name: int(count) for name, count in zip(names, np.bincount(which[keep], minlength=len(names)), strict=True)
-            if name is not None and count
-        })
+        self.devices.update(
+            {
+                name: int(count)
+                for name, count in zip(names, np.bincount(which[keep], minlength=len(names)), strict=True)
+                if name is not None and count
+            }
+        )
         # The totals are the allocator's own only on an accelerator; on the CPU the profiler makes them up.
         owned = np.array([name is not None and name != "cpu" for name in names], bool)[which]
         action = np.where(np.array(packet.integers["oom"], bool), 2, (size < 0).astype(np.int64))
-        self._write("memory_events", keep, {
-            "device": text_column(which, names),
-            "ts_ns": int_column(ts),
-            "action": text_column(action, ["alloc", "free", "oom"]),
-            "size_bytes": int_column(np.abs(size)),
-            **self._int_columns(packet, "address", "thread_id"),
-            **{name: self._owned(packet, name, owned) for name in ("allocated_bytes", "reserved_bytes")},
-        })
+        self._write(
+            "memory_events",
+            keep,
+            {
+                "device": text_column(which, names),
+                "ts_ns": int_column(ts),
+                "action": text_column(action, ["alloc", "free", "oom"]),
+                "size_bytes": int_column(np.abs(size)),
+                **self._int_columns(packet, "address", "thread_id"),
+                **{name: self._owned(packet, name, owned) for name in ("allocated_bytes", "reserved_bytes")},
+            },
+        )
 
     def _kernels(self, packet: Packet) -> None:
         spans, keep = self._spans(packet)
-        self._write("kernels", keep, {
-            **_text_columns(packet),
-            **spans,
-            **self._int_columns(packet, "device", "stream", "correlation_id", "size_bytes"),
-        })
+        self._write(
+            "kernels",
+            keep,
+            {
+                **_text_columns(packet),
+                **spans,
+                **self._int_columns(packet, "device", "stream", "correlation_id", "size_bytes"),
+            },
+        )
 
     def _ranges(self, packet: Packet) -> None:
         spans, keep = self._spans(packet)
-        self._write("nvtx_ranges", keep, {
-            **self._int_columns(packet, "pid", "thread_id", "event_id"),
-            **_text_columns(packet),
-            **spans,
-            "style": constant("record_function", packet.count),
-        })
+        self._write(
+            "nvtx_ranges",
+            keep,
+            {
+                **self._int_columns(packet, "pid", "thread_id", "event_id"),
+                **_text_columns(packet),
+                **spans,
+                "style": constant("record_function", packet.count),
+            },
+        )
 
     def _collectives(self, packet: Packet) -> None:
         spans, keep = self._spans(packet)
@@ -158,9 +203,9 @@ class Rows:
             ]
         for name in ("in_address", "out_address"):
             packet.integers[name] = [address(value) for value in packet.integers[name]]
-        self._write("collectives", keep, {
-            **_text_columns(packet), **spans, **self._int_columns(packet, *packet.integers)
-        })
+        self._write(
+            "collectives", keep, {**_text_columns(packet), **spans, **self._int_columns(packet, *packet.integers)}
+        )
 
     def _int_columns(self, packet: Packet, *names: str) -> dict[str, pa.Array]:
         return {name: int_column(*integers(packet.integers[name], self._counts)) for name in names}
@@ -208,6 +253,5 @@ class Rows:
 
 def _text_columns(packet: Packet) -> dict[str, pa.Array]:
     return {
-        name: text_column(np.frombuffer(indices, np.int32), values)
-        for name, (indices, values) in packet.texts.items()
+        name: text_column(np.frombuffer(indices, np.int32), values) for name, (indices, values) in packet.texts.items()
     }

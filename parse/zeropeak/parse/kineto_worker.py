@@ -19,8 +19,12 @@ def main(path: str, part: tuple[int, int | None], limits: tuple[int, int]) -> No
 
     try:
         done = scan(
-            path, lambda metadata: send("begin", metadata), lambda packet: send("packet", packet),
-            Limits(*limits), None, Part(*part),
+            path,
+            lambda metadata: send("begin", metadata),
+            lambda packet: send("packet", packet),
+            Limits(*limits),
+            None,
+            Part(*part),
         )
     except TraceError as error:
         send("refused", error.problem)

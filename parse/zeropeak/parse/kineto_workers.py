@@ -53,8 +53,10 @@ class Workers:
         self._running: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
         for part in others:
             output = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
-            call = (f"import sys; sys.path[:] = {sys.path!r}; from zeropeak.parse.kineto_worker import main; "
-                    f"main({str(path)!r}, {tuple(part)}, {tuple(limits)})")
+            call = (
+                f"import sys; sys.path[:] = {sys.path!r}; from zeropeak.parse.kineto_worker import main; "
+                f"main({str(path)!r}, {tuple(part)}, {tuple(limits)})"
+            )
             process = subprocess.Popen([sys.executable, "-S", "-c", call], stdin=subprocess.DEVNULL, stdout=output)
             self._running.append((process, output))
 
@@ -109,8 +111,12 @@ class Workers:
         if self._own is None:
             return None
         return scan(
-            self.path, lambda _: None, lambda packet: pickle.dump(packet, waiting, pickle.HIGHEST_PROTOCOL),
-            self.limits, progress, self._own,
+            self.path,
+            lambda _: None,
+            lambda packet: pickle.dump(packet, waiting, pickle.HIGHEST_PROTOCOL),
+            self.limits,
+            progress,
+            self._own,
         )
 
 
@@ -151,8 +157,9 @@ def _replay(path: Path, process: subprocess.Popen[bytes], output: IO[bytes], beg
         else:
             found: Scan = value
             return found
-    raise ZeropeakError(f"{path}: a process that scanned it ended with status {status}; with little memory, parse "
-                        "files one by one")
+    raise ZeropeakError(
+        f"{path}: a process that scanned it ended with status {status}; with little memory, parse files one by one"
+    )
 
 
 def _add(done: Scan, part: Scan) -> None:

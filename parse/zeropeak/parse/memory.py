@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
     Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
+
 @dataclass(frozen=True)
 class Memory:
     """Memory of one rank on its main device.
@@ -107,8 +108,15 @@ def from_allocator(
     never = ~((born <= span[0]) & counted)
     joined = pa.concat_tables([blocks, loose_rows], promote_options="permissive")
     return Memory(
-        source, main, curve, joined, all_events, _renumber(others, joined.num_rows),
-        Alive(order.birth_position, order.end_position), Alive(np.where(never, ALIVE, born), gone), blocks.num_rows,
+        source,
+        main,
+        curve,
+        joined,
+        all_events,
+        _renumber(others, joined.num_rows),
+        Alive(order.birth_position, order.end_position),
+        Alive(np.where(never, ALIVE, born), gone),
+        blocks.num_rows,
     )
 
 
@@ -161,9 +169,15 @@ def from_counters(
         curve = replace(curve, start_ns=span[0], end_ns=span[1])
     nothing = pa.table({"ts_ns": pa.array([], pa.int64())})
     return Memory(
-        "counters" if curve else None, device, curve, blocks, nothing, blocks.slice(0, 0),
+        "counters" if curve else None,
+        device,
+        curve,
+        blocks,
+        nothing,
+        blocks.slice(0, 0),
         Alive(np.empty(0, np.int64), np.empty(0, np.int64)),
-        Alive(ints(blocks["born_ns"]), ints(blocks["freed_ns"], ALIVE)), 0,
+        Alive(ints(blocks["born_ns"]), ints(blocks["freed_ns"], ALIVE)),
+        0,
     )
 
 
@@ -195,8 +209,12 @@ def _device_memory(
     rest, rows = rows.filter(pc.invert(moves)), rows.filter(moves)
     alloc = pc.equal(rows["action"], "alloc").to_numpy(zero_copy_only=False)
     if rows["address"].null_count:
-        stats.count("memory_events_without_address", rows["address"].null_count, "lost",
-                    "the trace has sizes but no addresses (torch before 1.11): a curve, no blocks")
+        stats.count(
+            "memory_events_without_address",
+            rows["address"].null_count,
+            "lost",
+            "the trace has sizes but no addresses (torch before 1.11): a curve, no blocks",
+        )
         table, order = _without_blocks(rows, alloc)
         blocks = pair(Events(*(np.empty(0, kind) for kind in (np.int64, bool, np.int64, np.int64))))
         matched = np.full(storages.num_rows, -1)
@@ -236,8 +254,11 @@ def _without_blocks(rows: pa.Table, alloc: Flags) -> tuple[pa.Table, Edges]:
     baseline = max(0, -int(total.min())) if len(total) else 0
     place = rows.schema.get_field_index("allocated_bytes")
     column = pa.array(total + baseline)
-    rows = rows.append_column("allocated_bytes", column) if place < 0 else rows.set_column(
-        place, "allocated_bytes", column)
+    rows = (
+        rows.append_column("allocated_bytes", column)
+        if place < 0
+        else rows.set_column(place, "allocated_bytes", column)
+    )
     nothing = np.empty(0, np.int64)
     return rows, Edges(ints(rows["ts_ns"]), nothing, alloc, total + baseline, baseline, nothing, nothing)
 

@@ -95,8 +95,9 @@ def read_node(
         stats.scope(label, "nsys").count("trace_unreadable", 1, "error", error.problem)
         return {}
     stats.merge(sink.counts.counts, label, source.reader)
-    segments = pa.concat_tables(sink.segments or [BY_NAME["memory_events"].arrow.empty_table()],
-                                promote_options="default")
+    segments = pa.concat_tables(
+        sink.segments or [BY_NAME["memory_events"].arrow.empty_table()], promote_options="default"
+    )
     views = {}
     for rank in here:
         writer.write("clocks", clock_row("nsys", clock), rank)

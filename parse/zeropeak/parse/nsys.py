@@ -27,8 +27,22 @@ INT, TEXT = pa.int64(), pa.string()
 STYLES: Final = {59: "push_pop", 70: "push_pop", 60: "start_end", 71: "start_end", 34: "mark", 65: "mark"}
 _CATEGORY, _DOMAIN, _DOMAIN_END = 33, 75, 76
 
-COPY_KINDS: Final = ("unknown", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP",
-                     "unified HtoD", "unified DtoH", "unified DtoD")
+COPY_KINDS: Final = (
+    "unknown",
+    "HtoD",
+    "DtoH",
+    "HtoA",
+    "AtoH",
+    "AtoA",
+    "AtoD",
+    "DtoA",
+    "DtoD",
+    "HtoH",
+    "PtoP",
+    "unified HtoD",
+    "unified DtoH",
+    "unified DtoD",
+)
 """Names of ``copyKind``, from the export's ENUM_CUDA_MEMCPY_OPER."""
 
 DEVICE_MEMORY: Final = 2
@@ -42,9 +56,7 @@ WANTED: Final = {
 """Tables whose absence is worth a word, and what brings them."""
 
 
-def read(
-    path: Path, sink: Sink, *, ranks: Mapping[int, int] | None = None, default_rank: int | None = None
-) -> Source:
+def read(path: Path, sink: Sink, *, ranks: Mapping[int, int] | None = None, default_rank: int | None = None) -> Source:
     """Read an export.
 
     Args:
@@ -61,8 +73,12 @@ def read(
         pids = _pids(export) if ranks is None else list(ranks)
         if ranks is None:
             ranks = {pid: rank for rank, pid in enumerate(pids)}
-            sink.count("ranks_by_process_order", len(pids), "info",
-                       "the export names no ranks; processes are numbered in the order of their ids")
+            sink.count(
+                "ranks_by_process_order",
+                len(pids),
+                "info",
+                "the export names no ranks; processes are numbered in the order of their ids",
+            )
         for table, remedy in WANTED.items():
             if export.table(table) is None:
                 sink.count(f"no_table_{table}", 1, "info", f"no table {table}; {remedy}")
@@ -102,15 +118,26 @@ def anchors(path: Path) -> tuple[Any, Any]:
 
 def _source(export: Export, pids: list[int]) -> Source:
     return Source(
-        "nsys", export.path, pids=tuple(pids), clock="session", session_start_unix_ns=_session_start(export),
+        "nsys",
+        export.path,
+        pids=tuple(pids),
+        clock="session",
+        session_start_unix_ns=_session_start(export),
         version=_version(export),
     )
 
 
 def _nvtx_batches(export: Export) -> Any:
     columns = [
-        ("start", INT), ("end", INT), ("eventType", INT), ("category", INT), ("text", TEXT), ("*textId", TEXT),
-        ("globalTid", INT), ("domainId", INT), ("int64Value|uint64Value", INT),
+        ("start", INT),
+        ("end", INT),
+        ("eventType", INT),
+        ("category", INT),
+        ("text", TEXT),
+        ("*textId", TEXT),
+        ("globalTid", INT),
+        ("domainId", INT),
+        ("int64Value|uint64Value", INT),
     ]
     kinds = ", ".join(str(kind) for kind in STYLES)
     return export.batches("NVTX_EVENTS", columns, f"eventType IN ({kinds}) AND start IS NOT NULL")
@@ -130,19 +157,24 @@ def _nvtx(export: Export, sink: Sink, ranks: _Ranks) -> None:
         total += batch.num_rows
         open_ += end.null_count
         foreign += rank.null_count
-        sink.write("nvtx_ranges", pa.table({
-            "rank": rank,
-            "pid": pid,
-            "thread_id": pc.bit_wise_and(batch.column("globalTid"), 0xFFFFFF),
-            "domain": pc.fill_null(domain, ""),
-            "category": _names_of(batch, categories, "domainId", "category"),
-            "name": pc.coalesce(batch.column("text"), batch.column("textId")),
-            "start_ns": batch.column("start"),
-            "end_ns": end,
-            "style": style,
-            "event_id": _event_ids(batch, domain),
-            "source": pa.repeat(pa.scalar("nsys"), batch.num_rows),
-        }))
+        sink.write(
+            "nvtx_ranges",
+            pa.table(
+                {
+                    "rank": rank,
+                    "pid": pid,
+                    "thread_id": pc.bit_wise_and(batch.column("globalTid"), 0xFFFFFF),
+                    "domain": pc.fill_null(domain, ""),
+                    "category": _names_of(batch, categories, "domainId", "category"),
+                    "name": pc.coalesce(batch.column("text"), batch.column("textId")),
+                    "start_ns": batch.column("start"),
+                    "end_ns": end,
+                    "style": style,
+                    "event_id": _event_ids(batch, domain),
+                    "source": pa.repeat(pa.scalar("nsys"), batch.num_rows),
+                }
+            ),
+        )
     sink.count("nvtx_rows", total)
     sink.count("nvtx_open", open_, "info", "ranges that were never closed, or were open when the capture ended")
     sink.count("nvtx_of_other_processes", foreign, "info", "ranges of processes that are not ranks of the run")
@@ -155,8 +187,9 @@ def _count_skipped(export: Export, sink: Sink) -> None:
     if real is None:
         return
     known = ", ".join(str(kind) for kind in (*STYLES, _CATEGORY, _DOMAIN, _DOMAIN_END))
-    rows = export.rows(f'SELECT coalesce(eventType IN ({known}), 0), count(*) - count(start), count(*) FROM "{real}" '
-                       "GROUP BY 1")
+    rows = export.rows(
+        f'SELECT coalesce(eventType IN ({known}), 0), count(*) - count(start), count(*) FROM "{real}" GROUP BY 1'
+    )
     skipped = sum(count for is_known, _, count in rows if not is_known)
     damaged = sum(count for is_known, count, _ in rows if is_known)
     sink.count("nvtx_rows_of_other_kinds", skipped, "info", "NVTX rows that are neither ranges nor marks")
@@ -164,8 +197,14 @@ def _count_skipped(export: Export, sink: Sink) -> None:
 
 
 def _kernels(export: Export, sink: Sink, ranks: _Ranks) -> None:
-    shared = [("start", INT), ("end", INT), ("deviceId", INT), ("streamId", INT), ("correlationId", INT),
-              ("globalPid", INT)]
+    shared = [
+        ("start", INT),
+        ("end", INT),
+        ("deviceId", INT),
+        ("streamId", INT),
+        ("correlationId", INT),
+        ("globalPid", INT),
+    ]
     for table, category, extra in (
         ("KERNEL", "kernel", [("*shortName", TEXT), ("*demangledName", TEXT)]),
         ("MEMCPY", "memcpy", [("bytes", INT), ("copyKind", INT)]),
@@ -181,12 +220,20 @@ def _kernels(export: Export, sink: Sink, ranks: _Ranks) -> None:
             else:
                 name = _copy_names(batch) if category == "memcpy" else pa.repeat(pa.scalar("memset"), batch.num_rows)
                 size = batch.column("bytes")
-            rows = pa.table({
-                "rank": rank, "name": name, "category": pa.repeat(pa.scalar(category), batch.num_rows),
-                "start_ns": batch.column("start"), "end_ns": batch.column("end"), "device": batch.column("deviceId"),
-                "stream": batch.column("streamId"), "correlation_id": batch.column("correlationId"),
-                "size_bytes": size, "source": pa.repeat(pa.scalar("nsys"), batch.num_rows),
-            })
+            rows = pa.table(
+                {
+                    "rank": rank,
+                    "name": name,
+                    "category": pa.repeat(pa.scalar(category), batch.num_rows),
+                    "start_ns": batch.column("start"),
+                    "end_ns": batch.column("end"),
+                    "device": batch.column("deviceId"),
+                    "stream": batch.column("streamId"),
+                    "correlation_id": batch.column("correlationId"),
+                    "size_bytes": size,
+                    "source": pa.repeat(pa.scalar("nsys"), batch.num_rows),
+                }
+            )
             foreign += rank.null_count
             sink.write("kernels", rows.filter(pc.is_valid(rows["rank"])))
         sink.count(f"{category}_rows", total)
@@ -201,8 +248,15 @@ def _copy_names(batch: pa.RecordBatch) -> pa.Array:
 
 def _segments(export: Export, sink: Sink, ranks: _Ranks) -> None:
     """cudaMalloc and cudaFree of device memory, with the running total by rank and device."""
-    columns = [("start", INT), ("globalPid", INT), ("deviceId", INT), ("address", INT), ("bytes", INT),
-               ("memKind", INT), ("memoryOperationType", INT)]
+    columns = [
+        ("start", INT),
+        ("globalPid", INT),
+        ("deviceId", INT),
+        ("address", INT),
+        ("bytes", INT),
+        ("memKind", INT),
+        ("memoryOperationType", INT),
+    ]
     reserved: dict[tuple[int, int], int] = {}
     total = other = foreign = 0
     for batch in export.batches("CUDA_GPU_MEMORY_USAGE_EVENTS", columns, "start IS NOT NULL", "start"):
@@ -215,20 +269,26 @@ def _segments(export: Export, sink: Sink, ranks: _Ranks) -> None:
         device, size = ints(ours.column("deviceId"), 0), ints(ours.column("bytes"), 0)
         alloc = ints(ours.column("memoryOperationType")) == 0
         running = []
-        for key, signed in zip(zip(rank.tolist(), device.tolist(), strict=True),
-                               np.where(alloc, size, -size).tolist(), strict=True):
+        for key, signed in zip(
+            zip(rank.tolist(), device.tolist(), strict=True), np.where(alloc, size, -size).tolist(), strict=True
+        ):
             reserved[key] = reserved.get(key, 0) + signed
             running.append(reserved[key])
-        sink.write("memory_events", pa.table({
-            "rank": rank,
-            "device": pa.array([f"cuda:{index}" for index in device.tolist()], TEXT),
-            "ts_ns": ours.column("start"),
-            "action": pa.array(np.where(alloc, "segment_alloc", "segment_free").tolist(), TEXT),
-            "address": ours.column("address"),
-            "size_bytes": size,
-            "reserved_bytes": pa.array(running, INT),
-            "source": pa.repeat(pa.scalar("nsys"), ours.num_rows),
-        }))
+        sink.write(
+            "memory_events",
+            pa.table(
+                {
+                    "rank": rank,
+                    "device": pa.array([f"cuda:{index}" for index in device.tolist()], TEXT),
+                    "ts_ns": ours.column("start"),
+                    "action": pa.array(np.where(alloc, "segment_alloc", "segment_free").tolist(), TEXT),
+                    "address": ours.column("address"),
+                    "size_bytes": size,
+                    "reserved_bytes": pa.array(running, INT),
+                    "source": pa.repeat(pa.scalar("nsys"), ours.num_rows),
+                }
+            ),
+        )
     sink.count("gpu_memory_rows", total)
     sink.count("gpu_memory_not_on_device", other, "info", "pinned, managed and static memory, not part of the curve")
     sink.count("gpu_memory_of_other_processes", foreign, "info", "of processes that are not ranks of the run")
@@ -237,12 +297,16 @@ def _segments(export: Export, sink: Sink, ranks: _Ranks) -> None:
 def _pids(export: Export) -> list[int]:
     """Processes with rows, ascending."""
     found: set[int] = set()
-    for table, column in (("NVTX_EVENTS", "globalTid"), ("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid"),
-                          ("CUDA_GPU_MEMORY_USAGE_EVENTS", "globalPid")):
+    for table, column in (
+        ("NVTX_EVENTS", "globalTid"),
+        ("CUPTI_ACTIVITY_KIND_KERNEL", "globalPid"),
+        ("CUDA_GPU_MEMORY_USAGE_EVENTS", "globalPid"),
+    ):
         if export.has(table, column):
             real = export.table(table)
-            rows = export.rows(f'SELECT DISTINCT ("{column}" >> 24) & 16777215 FROM "{real}" '
-                               f'WHERE "{column}" IS NOT NULL')
+            rows = export.rows(
+                f'SELECT DISTINCT ("{column}" >> 24) & 16777215 FROM "{real}" WHERE "{column}" IS NOT NULL'
+            )
             found.update(row[0] for row in rows)
     return sorted(found)
 
@@ -308,8 +372,11 @@ def _session_start(export: Export) -> int | None:
     if not export.has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
         return None
     rows = export.rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME WHERE utcEpochNs IS NOT NULL")
-    begin = export.rows("SELECT min(startTime) FROM ANALYSIS_DETAILS") if export.has(
-        "ANALYSIS_DETAILS", "startTime") else []
+    begin = (
+        export.rows("SELECT min(startTime) FROM ANALYSIS_DETAILS")
+        if export.has("ANALYSIS_DETAILS", "startTime")
+        else []
+    )
     return int(rows[0][0]) - int((begin[0][0] if begin else 0) or 0) if rows else None
 
 
@@ -317,8 +384,12 @@ def _version(export: Export) -> str | None:
     """Version of the nsys that exported, or of its schema."""
     for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
         if export.has(table, "name"):
-            found = dict(export.rows(f'SELECT name, value FROM "{table}" WHERE name IN '
-                                     "('EXPORT_PRODUCT_VERSION', 'EXPORT_SCHEMA_VERSION')"))
+            found = dict(
+                export.rows(
+                    f'SELECT name, value FROM "{table}" WHERE name IN '
+                    "('EXPORT_PRODUCT_VERSION', 'EXPORT_SCHEMA_VERSION')"
+                )
+            )
             value = found.get(b"EXPORT_PRODUCT_VERSION") or found.get(b"EXPORT_SCHEMA_VERSION")
             if value:
                 return bytes(value).decode("utf-8", "replace")

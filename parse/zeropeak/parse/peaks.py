@@ -81,18 +81,20 @@ def peak_tables(
             continue
         key = {"scope": scope.scope, "step": scope.step, "phase": scope.phase}
         in_flight = timeline.event_at(peak.ts_ns)
-        peaks.append({
-            **key,
-            "ts_ns": peak.ts_ns,
-            "allocated_bytes": peak.allocated_bytes,
-            "reserved_bytes": reserved.value_at(reserved.position(peak.ts_ns)) if reserved else None,
-            "allocator_peak_bytes": _counter_peak(marks, scope),
-            "partial": not all(curve.covers(start, end) for start, end in scope.windows),
-            "event_id": in_flight,
-            "last_event_id": timeline.last_event_before(peak.ts_ns, in_flight),
-            "module": timeline.module_at(peak.ts_ns),
-            "source": memory.source,
-        })
+        peaks.append(
+            {
+                **key,
+                "ts_ns": peak.ts_ns,
+                "allocated_bytes": peak.allocated_bytes,
+                "reserved_bytes": reserved.value_at(reserved.position(peak.ts_ns)) if reserved else None,
+                "allocator_peak_bytes": _counter_peak(marks, scope),
+                "partial": not all(curve.covers(start, end) for start, end in scope.windows),
+                "event_id": in_flight,
+                "last_event_id": timeline.last_event_before(peak.ts_ns, in_flight),
+                "module": timeline.module_at(peak.ts_ns),
+                "source": memory.source,
+            }
+        )
         alive = memory.alive(peak.position, peak.ts_ns)
         for category, (size, count) in composition.at(peak.ts_ns, alive, peak.allocated_bytes).items():
             parts.append({**key, "category": category, "size_bytes": size, "block_count": count})

@@ -33,8 +33,18 @@ if TYPE_CHECKING:
 RANKS: Final = 1 << 22
 """Ranks that event ids can tell apart."""
 
-LOG_TABLES = ("zero_events", "zero_event_params", "phases", "module_ranges", "modules", "params", "retained", "marks",
-              "memory_blocks", "memory_samples")
+LOG_TABLES = (
+    "zero_events",
+    "zero_event_params",
+    "phases",
+    "module_ranges",
+    "modules",
+    "params",
+    "retained",
+    "marks",
+    "memory_blocks",
+    "memory_samples",
+)
 
 
 @dataclass(frozen=True)
@@ -136,8 +146,9 @@ def _rank_tables(job: _Job, files: TableFiles) -> Stats:
     source = eventlog.read(job.raw, sink)
     if source.rank is not None and source.rank != job.rank:
         raise TraceError(
-            job.raw, f"its events are of rank {source.rank}, not of rank {job.rank}: the folder was copied or renamed; "
-            "give it back its name"
+            job.raw,
+            f"its events are of rank {source.rank}, not of rank {job.rank}: the folder was copied or renamed; "
+            "give it back its name",
         )
     log_file = str(job.raw.relative_to(job.run))
     clock = _log_clock(job, sink)
@@ -173,8 +184,9 @@ def _log_clock(job: _Job, sink: MemorySink) -> ClockMap:
     if job.info and job.info.clock:
         return job.clocks[job.info.clock.boot_id]
     if len(job.clocks) == 1:
-        sink.count("clock_reading_missing", 1, "mended", "no clock in rank.json; the clock of the run's "
-                   "only machine is used")
+        sink.count(
+            "clock_reading_missing", 1, "mended", "no clock in rank.json; the clock of the run's only machine is used"
+        )
         return next(iter(job.clocks.values()))
     raise TraceError(
         job.raw / "rank.json",
@@ -234,5 +246,10 @@ def _count_missing(
     for node in sorted({info.node or 0 for info in infos.values() if info} - set(exports)):
         if manifest.raw.get("tool") == "nsys":
             report = (run / "raw" / f"node-{node}.nsys-rep").is_file()
-            scope.count("nsys_exports_missing", 1, "lost", f"no raw/node-{node}.sqlite: " + (
-                "export the report beside it: nsys export --type sqlite" if report else "nsys wrote no report"))
+            scope.count(
+                "nsys_exports_missing",
+                1,
+                "lost",
+                f"no raw/node-{node}.sqlite: "
+                + ("export the report beside it: nsys export --type sqlite" if report else "nsys wrote no report"),
+            )

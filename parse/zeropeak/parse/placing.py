@@ -103,16 +103,18 @@ def _spoken_for(span: tuple[int, int], shared: Any, source: Source) -> tuple[int
 
 def clock_row(source: str, clock: ClockMap) -> pa.Table:
     """A row of the table clocks."""
-    return pa.table({
-        "source": [source],
-        "reference_ns": pa.array([clock.reference_ns], pa.int64()),
-        "offset_ns": pa.array([clock.offset_ns], pa.int64()),
-        "drift": [clock.drift],
-        "shared_events": [clock.shared_events],
-        "outliers": [clock.outliers],
-        "residual_ns": pa.array([clock.residual_ns], pa.int64()),
-        "residual_max_ns": pa.array([clock.residual_max_ns], pa.int64()),
-    })
+    return pa.table(
+        {
+            "source": [source],
+            "reference_ns": pa.array([clock.reference_ns], pa.int64()),
+            "offset_ns": pa.array([clock.offset_ns], pa.int64()),
+            "drift": [clock.drift],
+            "shared_events": [clock.shared_events],
+            "outliers": [clock.outliers],
+            "residual_ns": pa.array([clock.residual_ns], pa.int64()),
+            "residual_max_ns": pa.array([clock.residual_max_ns], pa.int64()),
+        }
+    )
 
 
 def _write_plain(trace: Trace, clock: ClockMap, writer: TableFiles, rank: int) -> tuple[int, int]:

@@ -26,8 +26,16 @@ if TYPE_CHECKING:
 SLACK_NS: Final = 1_000_000
 """Upper bound on how far a storage's registration may seem to precede its block's birth."""
 
-FROM_LOG: Final = ("zero_events", "zero_event_params", "phases", "module_ranges", "modules", "params", "retained",
-                   "memory_samples")
+FROM_LOG: Final = (
+    "zero_events",
+    "zero_event_params",
+    "phases",
+    "module_ranges",
+    "modules",
+    "params",
+    "retained",
+    "memory_samples",
+)
 
 
 @dataclass
@@ -153,8 +161,13 @@ def _window(log: dict[str, pa.Table]) -> tuple[int, int] | None:
     times = [
         ints(pc.drop_null(log[table][column]))
         for table, column in (
-            ("zero_events", "start_ns"), ("zero_events", "end_ns"), ("module_ranges", "start_ns"),
-            ("module_ranges", "end_ns"), ("phases", "start_ns"), ("phases", "end_ns"), ("marks", "ts_ns"),
+            ("zero_events", "start_ns"),
+            ("zero_events", "end_ns"),
+            ("module_ranges", "start_ns"),
+            ("module_ranges", "end_ns"),
+            ("phases", "start_ns"),
+            ("phases", "end_ns"),
+            ("marks", "ts_ns"),
         )
     ]
     joined = np.concatenate(times)
@@ -171,21 +184,26 @@ def _rank_row(given: RankInput, memory: Memory, window: tuple[int, int] | None, 
     info = given.info
     raw = info.raw if info else {}
     status = (info.ended if info else None) or ("cut" if given.log_file else None)
-    return pa.Table.from_pylist([{
-        "rank": given.rank,
-        "world_size": raw.get("world_size", given.world_size),
-        "pid": info.pid if info else given.pid,
-        "node": info.node if info else None,
-        "device": memory.device or raw.get("device") or _segments_device(given.segments),
-        "device_name": raw.get("device_name"),
-        "device_total_bytes": raw.get("device_total_bytes"),
-        "status": status,
-        "first_ns": window[0] if window else None,
-        "last_ns": window[1] if window else None,
-        "linear_wrapped": raw.get("linear_wrapped"),
-        "memory_source": memory.source,
-        "memory_partial": partial if memory.source else None,
-    }], schema=BY_NAME["ranks"].arrow)
+    return pa.Table.from_pylist(
+        [
+            {
+                "rank": given.rank,
+                "world_size": raw.get("world_size", given.world_size),
+                "pid": info.pid if info else given.pid,
+                "node": info.node if info else None,
+                "device": memory.device or raw.get("device") or _segments_device(given.segments),
+                "device_name": raw.get("device_name"),
+                "device_total_bytes": raw.get("device_total_bytes"),
+                "status": status,
+                "first_ns": window[0] if window else None,
+                "last_ns": window[1] if window else None,
+                "linear_wrapped": raw.get("linear_wrapped"),
+                "memory_source": memory.source,
+                "memory_partial": partial if memory.source else None,
+            }
+        ],
+        schema=BY_NAME["ranks"].arrow,
+    )
 
 
 def _segments_device(segments: pa.Table | None) -> str | None:
@@ -207,12 +225,19 @@ def _check_join(given: RankInput, begun: tuple[Any, Any], stats: Stats) -> None:
     scope.count("nvtx_doubled", int((counts - 1).sum()), "error", "NVTX ranges with an id that another one has")
     strays = int((~np.isin(ids, known)).sum())
     if given.cut:
-        scope.count("nvtx_without_event", strays, "lost", "events that nsys saw and the log had not written yet when "
-                    "the rank stopped: known by name and time only (table nvtx_ranges)")
+        scope.count(
+            "nvtx_without_event",
+            strays,
+            "lost",
+            "events that nsys saw and the log had not written yet when "
+            "the rank stopped: known by name and time only (table nvtx_ranges)",
+        )
     else:
         scope.count("nvtx_without_event", strays, "error", "NVTX ranges whose event is not in the event log")
     if not given.cut:
-        scope.count("event_without_nvtx", int((~np.isin(known, ids)).sum()), "error",
-                    "events of the log whose NVTX range nsys did not record")
-
-
+        scope.count(
+            "event_without_nvtx",
+            int((~np.isin(known, ids)).sum()),
+            "error",
+            "events of the log whose NVTX range nsys did not record",
+        )

@@ -62,8 +62,9 @@ def recorded(moves: pa.Table, rows: pa.Table, stats: StatsScope) -> tuple[Blocks
     )  # fmt: skip
 
 
-def _tie(row_address: Ints, rows: Ints, address: Ints, ts: Ints, some: np.ndarray[tuple[int], np.dtype[np.bool_]]
-         ) -> Ints | None:
+def _tie(
+    row_address: Ints, rows: Ints, address: Ints, ts: Ints, some: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> Ints | None:
     """Row of each block's birth (or end), -1 for none: the n-th row at an address is that of its n-th block."""
     wanted = np.flatnonzero(some)
     if len(wanted) != len(rows):

@@ -19,11 +19,22 @@ if TYPE_CHECKING:
 
 PRIORITY: Final = {
     name: place
-    for place, name in enumerate((
-        Stored.PARAM_FULL, Stored.PARAM_PERSISTENT, Stored.PARAM_SHARD, Stored.PARAM_REPLICATED, Stored.FP32_MASTER,
-        Stored.OPTIMIZER_STATE, Stored.GRADIENT_SHARD, Stored.GRADIENT_FULL, Stored.GRADIENT_BUCKET, Stored.INPUT,
-        Stored.MODULE_BUFFER, Stored.GATHER_BUFFER,
-    ))
+    for place, name in enumerate(
+        (
+            Stored.PARAM_FULL,
+            Stored.PARAM_PERSISTENT,
+            Stored.PARAM_SHARD,
+            Stored.PARAM_REPLICATED,
+            Stored.FP32_MASTER,
+            Stored.OPTIMIZER_STATE,
+            Stored.GRADIENT_SHARD,
+            Stored.GRADIENT_FULL,
+            Stored.GRADIENT_BUCKET,
+            Stored.INPUT,
+            Stored.MODULE_BUFFER,
+            Stored.GATHER_BUFFER,
+        )
+    )
 }
 """Which registration names a block that has several: a gathered parameter can be a view of its gather's flat buffer."""
 
@@ -45,8 +56,9 @@ def block_table(
     rank = [PRIORITY.get(name, len(PRIORITY)) for name in storages["category"].to_pylist()]
     # The best registration of each block; among equals the latest.
     matched = np.flatnonzero(block_of_storage >= 0)
-    order = np.lexsort((-ints(storages["born_ns"])[matched], np.array(rank, np.int64)[matched],
-                        block_of_storage[matched]))
+    order = np.lexsort(
+        (-ints(storages["born_ns"])[matched], np.array(rank, np.int64)[matched], block_of_storage[matched])
+    )
     owned, first = np.unique(block_of_storage[matched][order], return_index=True)
     best = np.full(count, -1)
     best[owned] = matched[order][first]
@@ -62,25 +74,27 @@ def block_table(
     def at_birth(values: pa.Array) -> pa.Array:
         return pc.if_else(pa.array(known_birth), values, pa.scalar(None, values.type))
 
-    return pa.table({
-        "block_id": np.arange(count),
-        "device": pa.repeat(pa.scalar(device), count),
-        "address": blocks.address,
-        "size_bytes": blocks.size,
-        "born_ns": pa.array(blocks.born, pa.int64(), mask=born_mask),
-        "free_requested_ns": freed,
-        "freed_ns": freed,
-        "category": of_storage("category"),
-        "owner": of_storage("owner"),
-        "param_id": of_storage("param_id"),
-        "storage_id": of_storage("storage_id"),
-        "released_ns": pa.array(released, pa.int64(), mask=released == ALIVE),
-        "born_event_id": at_birth(timeline.anything.column_at("event_id", blocks.born)),
-        "born_phase": at_birth(timeline.phases.column_at("phase", blocks.born)),
-        "born_step": at_birth(timeline.phases.column_at("step", blocks.born)),
-        "mend": pa.array(MENDS, pa.string()).take(pa.array(blocks.mend)),
-        "source": pa.repeat(pa.scalar(source), count),
-    })
+    return pa.table(
+        {
+            "block_id": np.arange(count),
+            "device": pa.repeat(pa.scalar(device), count),
+            "address": blocks.address,
+            "size_bytes": blocks.size,
+            "born_ns": pa.array(blocks.born, pa.int64(), mask=born_mask),
+            "free_requested_ns": freed,
+            "freed_ns": freed,
+            "category": of_storage("category"),
+            "owner": of_storage("owner"),
+            "param_id": of_storage("param_id"),
+            "storage_id": of_storage("storage_id"),
+            "released_ns": pa.array(released, pa.int64(), mask=released == ALIVE),
+            "born_event_id": at_birth(timeline.anything.column_at("event_id", blocks.born)),
+            "born_phase": at_birth(timeline.phases.column_at("phase", blocks.born)),
+            "born_step": at_birth(timeline.phases.column_at("step", blocks.born)),
+            "mend": pa.array(MENDS, pa.string()).take(pa.array(blocks.mend)),
+            "source": pa.repeat(pa.scalar(source), count),
+        }
+    )
 
 
 def unmatched_table(storages: pa.Table, timeline: Timeline, device: str | None, first_id: int) -> pa.Table:

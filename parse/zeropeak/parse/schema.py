@@ -39,14 +39,24 @@ TABLES: Final = (
             Column("device", TEXT, "device of the allocator whose curve the tables hold: cpu, cuda:0, ..."),
             Column("device_name", TEXT, "model of the accelerator"),
             Column("device_total_bytes", INT, "memory of the accelerator"),
-            Column("status", TEXT, "how the rank ended: complete, failed, interrupted, out_of_memory, or cut "
-                   "(its log stops without an end: killed, or the machine died)"),
+            Column(
+                "status",
+                TEXT,
+                "how the rank ended: complete, failed, interrupted, out_of_memory, or cut "
+                "(its log stops without an end: killed, or the machine died)",
+            ),
             Column("first_ns", INT, "first time seen from this rank"),
             Column("last_ns", INT, "last time seen from this rank"),
-            Column("linear_wrapped", FLAG, "whether torch.nn.functional.linear was DeepSpeed's memory-efficient "
-                   "version during the forward passes"),
-            Column("memory_source", TEXT, "what the memory curve of this rank rests on: kineto, snapshot, counters, "
-                   "or null when there is none"),
+            Column(
+                "linear_wrapped",
+                FLAG,
+                "whether torch.nn.functional.linear was DeepSpeed's memory-efficient version during the forward passes",
+            ),
+            Column(
+                "memory_source",
+                TEXT,
+                "what the memory curve of this rank rests on: kineto, snapshot, counters, or null when there is none",
+            ),
             Column("memory_partial", FLAG, "true when the curve misses a part of the run (cut capture, full ring)"),
         ),
         ("rank",),
@@ -132,10 +142,18 @@ TABLES: Final = (
         "ZeRO events: what was fetched, prefetched, waited for, released, freed, gathered, reduced, and when.",
         (
             _key(),
-            Column("event_id", INT, "id, unique in the run; the same in NVTX payload and torch.profiler trace; for "
-                   "events made of another tool's ranges a number of ours"),
-            Column("kind", TEXT, "fetch, prefetch, wait, release, free, gather, reduce, all_gather or step; null for "
-                   "a gather that another tool recorded when fetch and prefetch cannot be told apart"),
+            Column(
+                "event_id",
+                INT,
+                "id, unique in the run; the same in NVTX payload and torch.profiler trace; for "
+                "events made of another tool's ranges a number of ours",
+            ),
+            Column(
+                "kind",
+                TEXT,
+                "fetch, prefetch, wait, release, free, gather, reduce, all_gather or step; null for "
+                "a gather that another tool recorded when fetch and prefetch cannot be told apart",
+            ),
             Column("name", TEXT, "the range's name, as the source has it"),
             Column("module_id", INT, "module that was running or letting go"),
             Column("module", TEXT, "its qualified name"),
@@ -207,8 +225,9 @@ TABLES: Final = (
             Column("release_event_id", INT, "the free event that should have ended it"),
             Column("released_ns", INT, "when that was"),
             Column("ended_ns", INT, "when the storage really ended; null when never seen"),
-            Column("holder", TEXT, "what keeps it: autograd node and saved attribute; null when not searched or not "
-                   "found"),
+            Column(
+                "holder", TEXT, "what keeps it: autograd node and saved attribute; null when not searched or not found"
+            ),
             Column("holder_module", TEXT, "module whose forward made that node"),
         ),
         ("rank", "ts_ns", "param_id"),
@@ -227,10 +246,14 @@ TABLES: Final = (
             Column("reserved_bytes", INT, "reserved on the device after the event"),
             Column("stream", INT, "CUDA stream handle"),
             Column("thread_id", INT, "native thread id"),
-            Column("mend", TEXT, "null for an event as recorded; else why we added it: address-reused (a free that was "
-                   "never reported; the true end is earlier), storage-ended (the event log saw the tensor's end), "
-                   "collective-ended (a copy that a collective made for itself, closed with it), "
-                   "gone-at-dump or born-unseen (a snapshot's dump shows it, its history does not)"),
+            Column(
+                "mend",
+                TEXT,
+                "null for an event as recorded; else why we added it: address-reused (a free that was "
+                "never reported; the true end is earlier), storage-ended (the event log saw the tensor's end), "
+                "collective-ended (a copy that a collective made for itself, closed with it), "
+                "gone-at-dump or born-unseen (a snapshot's dump shows it, its history does not)",
+            ),
             _SOURCE,
         ),
         ("rank", "ts_ns"),
@@ -260,8 +283,11 @@ TABLES: Final = (
             Column("born_ns", INT, "allocation; null when before the known history"),
             Column("free_requested_ns", INT, "when the owner let go (memory_allocated falls here)"),
             Column("freed_ns", INT, "when the allocator could reuse it (after recorded streams); null while alive"),
-            Column("category", TEXT, "what it holds, as registered: see zeropeak.profile.labels.Stored; null when not "
-                   "registered"),
+            Column(
+                "category",
+                TEXT,
+                "what it holds, as registered: see zeropeak.profile.labels.Stored; null when not registered",
+            ),
             Column("owner", TEXT, "parameter, buffer or bucket name"),
             Column("param_id", INT, "parameter it holds"),
             Column("storage_id", INT, "registered storage"),
@@ -345,8 +371,12 @@ TABLES: Final = (
             Column("ts_ns", INT, "first time the peak was reached"),
             Column("allocated_bytes", INT, "allocated at the peak"),
             Column("reserved_bytes", INT, "reserved at the peak"),
-            Column("allocator_peak_bytes", INT, "highest that the allocator's own counter reached in the scope, from "
-                   "the marks; above allocated_bytes when the curve is sampled and the peak fell between two samples"),
+            Column(
+                "allocator_peak_bytes",
+                INT,
+                "highest that the allocator's own counter reached in the scope, from "
+                "the marks; above allocated_bytes when the curve is sampled and the peak fell between two samples",
+            ),
             Column("partial", FLAG, "true when the curve does not cover the whole scope: the real peak may be higher"),
             Column("event_id", INT, "innermost ZeRO event in flight; null when none was"),
             Column("last_event_id", INT, "last ZeRO event other than event_id that had begun by then"),
@@ -364,8 +394,12 @@ TABLES: Final = (
             Column("step", INT, "as in peaks"),
             Column("phase", TEXT, "as in peaks"),
             Column("category", TEXT, "one of the categories listed at the end of docs/schema.md", nullable=False),
-            Column("size_bytes", INT, "bytes; unattributed can be negative when more was registered than measured",
-                   nullable=False),
+            Column(
+                "size_bytes",
+                INT,
+                "bytes; unattributed can be negative when more was registered than measured",
+                nullable=False,
+            ),
             Column("block_count", INT, "blocks"),
         ),
         ("rank", "scope", "step", "phase", "category"),
@@ -401,6 +435,7 @@ TABLES: Final = (
 )
 
 BY_NAME: Final = {table.name: table for table in TABLES}
+
 
 def main() -> None:
     """Print docs/schema.md."""

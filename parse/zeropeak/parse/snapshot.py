@@ -88,8 +88,12 @@ def read(
         blocks += rows.num_rows
         partial |= count_device(name, entries, found, sink)
     if not timed:
-        sink.count("entries_without_times", sum(map(len, traces)), "lost",
-                   "the file has no times (torch before 2.1): times count the entries, only their order is known")
+        sink.count(
+            "entries_without_times",
+            sum(map(len, traces)),
+            "lost",
+            "the file has no times (torch before 2.1): times count the entries, only their order is known",
+        )
     return Source(
         READER,
         path,

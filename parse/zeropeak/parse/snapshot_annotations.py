@@ -45,8 +45,13 @@ def read_annotations(annotations: list[Any], sink: Sink) -> pa.Table | None:
             rows[row] = (name, rows[row][1], max(time_us * 1000, rows[row][1]))
         else:
             unopened += 1
-    sink.count("annotations", len(rows), "info", "ranges of record_function; those of the recording thread only, "
-               "unless the history was recorded with global_record_annotations=True")
+    sink.count(
+        "annotations",
+        len(rows),
+        "info",
+        "ranges of record_function; those of the recording thread only, "
+        "unless the history was recorded with global_record_annotations=True",
+    )
     sink.count("annotations_unclosed", sum(map(len, open_.values())), "info", "ranges still open at the dump")
     sink.count("annotations_unopened", unopened, "lost", "ends of ranges that began before the known history")
     sink.count("annotations_damaged", damaged, "lost", "annotations without a name, stage or time")

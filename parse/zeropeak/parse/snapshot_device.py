@@ -83,15 +83,27 @@ def count_device(name: str, entries: Entries, device: Device, sink: Sink) -> boo
     older_bytes = int(lives.size[older].sum())
     count("entries", len(entries), "info", "entries of the history that were read")
     if len(entries):
-        count("history_starts_ns", int(entries.ts_ns[0]), "info",
-              f"first entry; {int(older.sum())} blocks of {older_bytes} bytes are older, and what was freed before is "
-              "unknown: the history is a ring that drops its oldest entries without a mark")
+        count(
+            "history_starts_ns",
+            int(entries.ts_ns[0]),
+            "info",
+            f"first entry; {int(older.sum())} blocks of {older_bytes} bytes are older, and what was freed before is "
+            "unknown: the history is a ring that drops its oldest entries without a mark",
+        )
     else:
-        count("history_missing", 1, "lost",
-              "no history was recorded: blocks at the dump only; call torch.cuda.memory._record_memory_history() "
-              "before the part of the run that matters")
-        count("pending_left_out", int((lives.let_go == BEFORE).sum()), "info",
-              "blocks that were freed but still used by a stream at the dump; not allocated, so left out")
+        count(
+            "history_missing",
+            1,
+            "lost",
+            "no history was recorded: blocks at the dump only; call torch.cuda.memory._record_memory_history() "
+            "before the part of the run that matters",
+        )
+        count(
+            "pending_left_out",
+            int((lives.let_go == BEFORE).sum()),
+            "info",
+            "blocks that were freed but still used by a stream at the dump; not allocated, so left out",
+        )
     if (peak := curve.peak()) is not None:
         allocated, row = peak
         where = f"first reached at {int(curve.ts_ns[row])} ns" if row >= 0 else "before the first entry"
@@ -102,15 +114,27 @@ def count_device(name: str, entries: Entries, device: Device, sink: Sink) -> boo
         count("allocated_at_dump_bytes", device.dump.allocated_bytes, "info", "memory_allocated at the dump")
         count("reserved_at_dump_bytes", device.dump.reserved_bytes, "info", "memory_reserved at the dump")
         claimed = device.dump.claimed_bytes
-        count("dump_contradicts_itself", int(claimed not in (None, device.dump.allocated_bytes)), "mended",
-              f"the segments say that {claimed} bytes are allocated; what their blocks add up to is used")
+        count(
+            "dump_contradicts_itself",
+            int(claimed not in (None, device.dump.allocated_bytes)),
+            "mended",
+            f"the segments say that {claimed} bytes are allocated; what their blocks add up to is used",
+        )
         count("dump_damaged", device.dump.damaged, "lost", "segments and blocks without a usable address or size")
-    count("out_of_memory", int((entries.action == OOM).sum()), "info",
-          "out-of-memory errors; the device had free (bytes): " + ", ".join(map(str, entries.oom_device_free[:8])))
+    count(
+        "out_of_memory",
+        int((entries.action == OOM).sum()),
+        "info",
+        "out-of-memory errors; the device had free (bytes): " + ", ".join(map(str, entries.oom_device_free[:8])),
+    )
     count("snapshots_taken", int((entries.action == SNAPSHOT).sum()), "info", "marks of earlier snapshots; no rows")
     count("entries_damaged", entries.damaged, "lost", "entries without a usable action, address or size")
-    count("entries_unknown", sum(number for _, number in entries.unknown), "lost",
-          "entries with actions that we do not know: " + ", ".join(action for action, _ in entries.unknown[:8]))
+    count(
+        "entries_unknown",
+        sum(number for _, number in entries.unknown),
+        "lost",
+        "entries with actions that we do not know: " + ", ".join(action for action, _ in entries.unknown[:8]),
+    )
     count("entries_retimed", entries.retimed, "mended", "entries without a time or earlier than the one before")
     mends: tuple[tuple[int, Severity, str], ...] = (
         (ADDRESS_REUSED, "mended", "blocks whose free is missing; they end when their address is allocated again"),
@@ -123,16 +147,32 @@ def count_device(name: str, entries: Entries, device: Device, sink: Sink) -> boo
         count(what, int(some.sum()), severity, detail)
         count(f"{what}_bytes", int(lives.size[some].sum()), severity, "their bytes")
     if curve.reserved is not None:
-        count("reserved_negative", int((curve.reserved < 0).sum()), "lost",
-              "rows with less than no reserved bytes: segments were allocated in a gap of the history")
+        count(
+            "reserved_negative",
+            int((curve.reserved < 0).sum()),
+            "lost",
+            "rows with less than no reserved bytes: segments were allocated in a gap of the history",
+        )
     count("frees_without_alloc", lives.frees_without_alloc, "lost", "frees of blocks whose birth is in a gap; left out")
     count("ends_unseen", lives.ends_unseen, "mended", "blocks without free_completed; they end when next seen")
     count("state_differs", lives.state_differs, "mended", "blocks whose last entry contradicts the dump")
-    count("sizes_misjudged", device.sizes.misjudged, "mended",
-          "blocks whose size by the allocator's rules differs from the dump's, which is used; sizes of blocks that "
-          "were freed may be off in the same way")
-    count("sizes_outside_segments", device.sizes.outside, "mended",
-          "large blocks in no known segment; the size rounded to 512 bytes is used")
-    count("sizes_contradicting", device.sizes.contradictions, "mended",
-          "blocks that reach into their neighbour; the size rounded to 512 bytes is used")
+    count(
+        "sizes_misjudged",
+        device.sizes.misjudged,
+        "mended",
+        "blocks whose size by the allocator's rules differs from the dump's, which is used; sizes of blocks that "
+        "were freed may be off in the same way",
+    )
+    count(
+        "sizes_outside_segments",
+        device.sizes.outside,
+        "mended",
+        "large blocks in no known segment; the size rounded to 512 bytes is used",
+    )
+    count(
+        "sizes_contradicting",
+        device.sizes.contradictions,
+        "mended",
+        "blocks that reach into their neighbour; the size rounded to 512 bytes is used",
+    )
     return not len(entries) or bool(older.any()) or device.dump is None or bool((lives.mend > ADDRESS_REUSED).any())

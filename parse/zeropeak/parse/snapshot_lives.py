@@ -230,7 +230,5 @@ def nothing(end: int) -> Lives:
 
 def join(first: Lives, second: Lives) -> Lives:
     """The blocks of both; counts are the first one's."""
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in COLUMNS
-    }
+    columns: dict[str, Any] = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in COLUMNS}
     return replace(first, **columns)

@@ -46,8 +46,16 @@ _NONE, _TRUE, _FALSE, _STRING, _TUPLE2 = (ord(letter) for letter in "N\x88\x89\x
 
 _LENGTH: Final = np.zeros(256, np.int64)
 """Length of the opcodes that can be a value, with their argument; 0 for all others."""
-for _code, _bytes in {_BINGET: 2, _LONG_BINGET: 5, _BININT1: 2, _BININT2: 3, _BININT: 5, _NONE: 1, _TRUE: 1,
-                      _FALSE: 1}.items():
+for _code, _bytes in {
+    _BINGET: 2,
+    _LONG_BINGET: 5,
+    _BININT1: 2,
+    _BININT2: 3,
+    _BININT: 5,
+    _NONE: 1,
+    _TRUE: 1,
+    _FALSE: 1,
+}.items():
     _LENGTH[_code] = _bytes
 
 _MASK: Final = np.array([(1 << 8 * width) - 1 for width in range(9)], np.uint64)

@@ -44,9 +44,17 @@ class Stats:
     def table(self) -> pa.Table:
         """All lines as rows of import_stats; a zero says something only where anything else would be an error."""
         rows = [
-            {"rank": rank, "file": file, "source": source, "what": what, "severity": line.severity,
-             "count": line.count, "detail": line.detail}
-            for (rank, file, source), counts in self._counts.items() for what, line in counts.items()
+            {
+                "rank": rank,
+                "file": file,
+                "source": source,
+                "what": what,
+                "severity": line.severity,
+                "count": line.count,
+                "detail": line.detail,
+            }
+            for (rank, file, source), counts in self._counts.items()
+            for what, line in counts.items()
             if line.count or line.severity == "error"
         ]
         return pa.Table.from_pylist(rows, schema=BY_NAME["import_stats"].arrow)

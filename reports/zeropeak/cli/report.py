@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--at",
         type=_seconds,
         metavar="TIME",
-        help="also say what was alive at this time since the run's start, e.g. 12.5s",
+        help="also say what was alive at this time since the first forward began, e.g. 12.5s; --at=-0.5s lies in init",
     )
 
 

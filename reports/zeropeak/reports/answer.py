@@ -100,12 +100,12 @@ def _headline(run: Run, worst: int | None) -> str:
     peak = story.peak
     if alike(peaks):
         who = peak_alike(peaks, len(run.rank_ids) + run.missing_count, words.or_more(story))
-        then = f"; rank {worst}"
+        then = f", rank {worst}"
     else:
         who = f"Rank {worst} peaks {'highest, ' if len(peaks) > 1 else ''}at {size(peak.highest_bytes)}"
         who, then = f"{who}{words.or_more(story)}", ","
     if words.by_allocator(peak):
-        by = "; by the allocator's own counter" if alike(peaks) else " by the allocator's own counter"
+        by = " by the allocator's own counter"
         return f"{who}{by}{then if alike(peaks) else ','} {words.allocator_within(peak)}."
     return f"{who}{then} {words.within(peak)}, {words.during(peak)}.{_already(story, peak)}"
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from zeropeak.profile.labels import Status
 from zeropeak.reports import composition, setting
+from zeropeak.reports.origin import run_origin_ns
 from zeropeak.reports.scrub import without_folders
 from zeropeak.reports.selection import shown_ranks
 from zeropeak.reports.units import count, duration, exact, moment, size
@@ -57,9 +58,9 @@ def _ranks(run: Run) -> Iterator[Line]:
         yield Line(f"Nothing was captured of {shown_ranks(run.missing_ranks)}.", serious=True)
     elif missing := run.missing_count:
         yield Line(f"Nothing was captured of {count(missing, 'rank')}.", serious=True)
-    table = run.arrow("ranks", columns=["rank", "status", "last_ns", "first_ns", "memory_source", "memory_partial"])
+    table = run.arrow("ranks", columns=["rank", "status", "last_ns", "memory_source", "memory_partial"])
     rows = sorted(table.to_pylist(), key=lambda row: row["rank"])
-    origin = min((row["first_ns"] for row in rows if row["first_ns"] is not None), default=0)
+    origin = run_origin_ns(run)
     ended: defaultdict[str, list[tuple[int, int | None]]] = defaultdict(list)
     for row in rows:
         if row["status"] not in {None, "complete"}:
