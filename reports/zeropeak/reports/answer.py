@@ -12,7 +12,7 @@ from zeropeak.reports.largest import knob_of_largest
 from zeropeak.reports.origin import run_origin, run_origin_ns
 from zeropeak.reports.selection import alike, all_ranks, cut_ranks, peak_alike, peak_bytes, shown_ranks
 from zeropeak.reports.story import UNATTRIBUTED, ended_before_capture, read_story
-from zeropeak.reports.units import count, exact, moment, percent, size
+from zeropeak.reports.units import count, duration, exact, moment, percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -157,8 +157,10 @@ def _peak(run: Run, story: Story) -> str:
         text += f"In flight: {_event(peak.in_flight.name, peak.in_flight.param_count, peak.in_flight.full_bytes)}. "
     else:
         text += "No ZeRO event was in flight. "
-    if (last := peak.preceding) is not None:
-        text += f"Last begun before: {_event(last.name, last.param_count, last.full_bytes)}. "
+    if (last := peak.before) is not None:
+        ago = f"{duration(peak.ts_ns - last.start_ns)} earlier"
+        where = f", in the {last.phase}" if peak.preceding is None and last.phase else ""
+        text += f"Last begun before: {_event(last.name, last.param_count, last.full_bytes)}, {ago}{where}. "
     if peak.module is not None:
         text += f"Module running: {peak.module or 'the model itself'}. "
     if peak.reserved_bytes is not None:

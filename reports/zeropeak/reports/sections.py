@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from zeropeak.reports.findings.holders import Group
     from zeropeak.reports.pages import Pages
     from zeropeak.reports.run import Run
-    from zeropeak.reports.story import Story
+    from zeropeak.reports.story import Peak, Story
 
 _TOP_HOLDERS: Final = 12
 _DASH: Final = "-"
@@ -105,10 +105,18 @@ def _rank_row(run: Run, rank: int, verdict: str) -> list[str]:
         ("≈ " if words.by_allocator(peak) else "") + moment(peak.ts_ns, run_origin_ns(run)),
         words.where(peak).replace(" of step", ""),
         peak.in_flight.name if peak.in_flight else "none",
-        peak.preceding.name if peak.preceding else _DASH,
+        _before(peak),
         _DASH if released is None else f"{size(released)}{share}",
         verdict,
     ]
+
+
+def _before(peak: Peak) -> str:
+    """The last event begun before a peak, with its phase when that is an earlier one."""
+    if peak.before is None:
+        return _DASH
+    earlier = peak.preceding is None and peak.before.phase
+    return f"{peak.before.name} ({peak.before.phase})" if earlier else peak.before.name
 
 
 def events_table(pages: Pages, run: Run, story: Story) -> None:
