@@ -84,6 +84,8 @@ def _train(plan: Plan, session: Any, device: Any, rank: int) -> None:
         parameters=sum(int(getattr(param, "ds_numel", param.numel())) for param in model.parameters()),
     )
     own = plan.ds_config.get("optimizer") is None
+    if not own and rank == 0:
+        print("zeropeak: the config names an optimizer: DeepSpeed may now build kernels, once, for minutes", flush=True)
     engine, *_ = deepspeed.initialize(
         model=model,
         optimizer=torch.optim.AdamW(trainable, lr=1e-4, weight_decay=0.0) if own else None,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from zeropeak.profile.labels import Status
+from zeropeak.profile.privacy import without_folders
 from zeropeak.reports import composition, setting
 from zeropeak.reports.origin import run_origin_ns
-from zeropeak.reports.scrub import without_folders
 from zeropeak.reports.selection import shown_ranks
 from zeropeak.reports.units import count, duration, exact, moment, size
 

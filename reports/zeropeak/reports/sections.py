@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
+from zeropeak.profile.privacy import without_folders
 from zeropeak.reports import words
 from zeropeak.reports.around import When, around, parameters
 from zeropeak.reports.figures import style
@@ -13,7 +14,6 @@ from zeropeak.reports.findings import Finding, Verdict, retained_after_release
 from zeropeak.reports.names import pattern, patterns
 from zeropeak.reports.origin import run_origin_ns
 from zeropeak.reports.pages import Column
-from zeropeak.reports.scrub import without_folders
 from zeropeak.reports.selection import shown_ranks
 from zeropeak.reports.story import read_story
 from zeropeak.reports.units import count, duration, moment, offset, percent, size
