@@ -115,11 +115,3 @@ def test_progress_reaches_the_end(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     kineto.read(path, MemorySink(), progress=lambda done, size: seen.append((done, size)))
     assert seen[-1] == (len(PACKED["gz"]), len(PACKED["gz"]))
-
-
-def test_gzip_is_read_without_isal_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import zlib
-
-    monkeypatch.setattr(kineto_bytes, "gzip_library", zlib)
-    assert read(tmp_path / "t", PACKED["gz"])[0] == 3000
-    assert read(tmp_path / "t", PACKED["gz"][:-2000])[1] is True

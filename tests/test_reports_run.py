@@ -14,9 +14,9 @@ import pytest
 
 from zeropeak.parse.schema import BY_NAME
 from zeropeak.profile.errors import TraceError, UsageError, ZeropeakError
+from zeropeak.profile.privacy import without_folders
 from zeropeak.reports import fonts, open_run
 from zeropeak.reports.names import middle, patterns
-from zeropeak.reports.scrub import without_folders
 from zeropeak.reports.selection import select, shown_ranks
 
 if TYPE_CHECKING:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import zlib
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from isal import isal_zlib
 
 from zeropeak.profile.errors import TraceError
 
@@ -14,14 +15,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zeropeak.parse.kineto_part import Limits
-
-gzip_library: Any = zlib
-try:  # Inflates three times as fast as zlib; same interface.
-    from isal import isal_zlib
-except ImportError:
-    pass
-else:
-    gzip_library = isal_zlib
 
 INPUT_BYTES: Final = 16 << 10
 """Compressed bytes taken from the file at a time."""
@@ -37,7 +30,7 @@ RATIO_FROM: Final = 64 << 20
 
 
 class _Decompressor(Protocol):
-    """What zlib's, isal's and lzma's decompressors have in common."""
+    """What isal's and lzma's decompressors have in common."""
 
     @property
     def eof(self) -> bool: ...
@@ -112,7 +105,7 @@ class Blocks:
         magic = self._file.read(6)
         self._file.seek(0)
         if magic.startswith(b"\x1f\x8b"):
-            return _Streams(self, lambda: gzip_library.decompressobj(31), magic[:2], gzip_library.error).readinto
+            return _Streams(self, lambda: isal_zlib.decompressobj(31), magic[:2], isal_zlib.error).readinto
         if magic.startswith(b"\xfd7zXZ\0"):
             import lzma  # here and not above: few traces need it, and starting up is a part of the time to beat
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow.compute as pc
 
+from zeropeak.profile.privacy import without_folders
 from zeropeak.reports import setting
 from zeropeak.reports.columns import NEVER
 from zeropeak.reports.findings import retained_words
@@ -21,7 +22,6 @@ from zeropeak.reports.findings.outliving import SLACK_NS, outliving, rows_at
 from zeropeak.reports.findings.retained_words import Held, Later
 from zeropeak.reports.findings.saving import without
 from zeropeak.reports.names import patterns
-from zeropeak.reports.scrub import without_folders
 from zeropeak.reports.story import read_story
 from zeropeak.reports.units import count, duration, size
 
