@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import doctest
+from importlib import import_module
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,3 +32,8 @@ def test_an_event_id_out_of_range_is_refused(rank: int, sequence: int) -> None:
 @pytest.mark.parametrize("name", ["", "cudaMalloc", "fetching x"])
 def test_other_peoples_names_are_not_ours(name: str) -> None:
     assert labels.parse_range_name(name) is None
+
+
+@pytest.mark.parametrize("module", ["labels", "privacy", "text"])
+def test_examples_in_docstrings_hold(module: str) -> None:
+    assert doctest.testmod(import_module(f"zeropeak.profile.{module}"), raise_on_error=True).attempted > 0

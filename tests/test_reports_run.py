@@ -110,9 +110,7 @@ def test_an_unknown_table_is_an_attribute_error(tmp_path: Path) -> None:
     assert "zero_events" in dir(run)
 
 
-@pytest.mark.parametrize(
-    "name", ["units", "names", "scrub", "selection", "figures.style", "figures.lanes", "findings.holders"]
-)
+@pytest.mark.parametrize("name", ["units", "names", "selection", "figures.style", "figures.lanes", "findings.holders"])
 def test_examples_in_docstrings_hold(name: str) -> None:
     module = importlib.import_module(f"zeropeak.reports.{name}")
     tried = doctest.testmod(module)
