@@ -105,7 +105,8 @@ class Blocks:
         magic = self._file.read(6)
         self._file.seek(0)
         if magic.startswith(b"\x1f\x8b"):
-            return _Streams(self, lambda: isal_zlib.decompressobj(31), magic[:2], isal_zlib.IsalError).readinto
+            error: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # its stub says an instance
+            return _Streams(self, lambda: isal_zlib.decompressobj(31), magic[:2], error).readinto
         if magic.startswith(b"\xfd7zXZ\0"):
             import lzma  # here and not above: few traces need it, and starting up is a part of the time to beat
 
