@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from zeropeak.parse.kineto_workers import Workers
+    from zeropeak.parse.kineto.workers import Workers
     from zeropeak.parse.writer import TableWriter
 
 
@@ -27,7 +27,7 @@ class RankSink:
     def write(self, table: str, rows: pa.RecordBatch) -> None:
         import numpy as np
 
-        from zeropeak.parse.kineto_columns import int_column
+        from zeropeak.parse.kineto.columns import int_column
 
         # Given here and not filled in by the writer, whose pyarrow.scalar would import pandas.
         rank = int_column(np.full(rows.num_rows, self._rank))
@@ -42,7 +42,7 @@ def load(path: str, out: str, rank: int, workers: Workers | None) -> dict[str, i
     """Read a trace into ``out/tables``; rows by table."""
     from pathlib import Path
 
-    from zeropeak.parse import kineto
+    from zeropeak.parse.kineto import reader as kineto
     from zeropeak.parse.writer import TableWriter
 
     with TableWriter(Path(out) / "tables") as writer:
@@ -62,7 +62,7 @@ def main() -> None:
         return
     from pathlib import Path
 
-    from zeropeak.parse.kineto_workers import Workers
+    from zeropeak.parse.kineto.workers import Workers
 
     with Workers(Path(path), processes) as workers:
         print(load(path, out, rank, workers))

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from zeropeak.parse.sink import MemorySink
-from zeropeak.parse.snapshot import read
-from zeropeak.parse.snapshot_columns import integers
+from zeropeak.parse.snapshot.columns import integers
+from zeropeak.parse.snapshot.reader import read
 from zeropeak.parse.writer import TableWriter
 
 

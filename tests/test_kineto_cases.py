@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from zeropeak.parse import kineto
+from zeropeak.parse.kineto import reader as kineto
 from zeropeak.parse.sink import MemorySink, Source
 from zeropeak.profile.errors import TraceError
 

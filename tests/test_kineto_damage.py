@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from zeropeak.parse import kineto
+from zeropeak.parse.kineto import reader as kineto
 from zeropeak.parse.sink import MemorySink, Source
 
 HEAD = b'{"schemaVersion": 1, "distributedInfo": {"rank": 0}, "baseTimeNanoseconds": 0,\n  "traceEvents": [\n'

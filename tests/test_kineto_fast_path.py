@@ -8,8 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zeropeak.parse import kineto, kineto_events, kineto_split, kineto_window
-from zeropeak.parse.kineto_events import KEPT
+from zeropeak.parse.kineto import events as kineto_events
+from zeropeak.parse.kineto import reader as kineto
+from zeropeak.parse.kineto import split as kineto_split
+from zeropeak.parse.kineto import window as kineto_window
+from zeropeak.parse.kineto.events import KEPT
 from zeropeak.parse.sink import MemorySink, Source
 
 SCALARS = (

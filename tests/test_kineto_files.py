@@ -9,7 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from zeropeak.parse import kineto, kineto_bytes
+from zeropeak.parse.kineto import reader as kineto
+from zeropeak.parse.kineto import unpack as kineto_bytes
 from zeropeak.parse.sink import MemorySink
 from zeropeak.profile.errors import TraceError
 

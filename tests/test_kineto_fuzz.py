@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
-from zeropeak.parse import kineto, kineto_split, kineto_window
+from zeropeak.parse.kineto import reader as kineto
+from zeropeak.parse.kineto import split as kineto_split
+from zeropeak.parse.kineto import window as kineto_window
 from zeropeak.parse.sink import MemorySink
 from zeropeak.profile.errors import TraceError
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zeropeak.parse import kineto
+from zeropeak.parse.kineto import reader as kineto
 from zeropeak.parse.sink import MemorySink, Source
 
 BASE = 1790857026000000000

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zeropeak.parse import kineto_metadata, kineto_split, kineto_window
-from zeropeak.parse.kineto_bytes import Blocks
-from zeropeak.parse.kineto_part import DEFAULTS, WHOLE, Part
-from zeropeak.parse.kineto_split import Splitter
+from zeropeak.parse.kineto import metadata as kineto_metadata
+from zeropeak.parse.kineto import split as kineto_split
+from zeropeak.parse.kineto import window as kineto_window
+from zeropeak.parse.kineto.part import DEFAULTS, WHOLE, Part
+from zeropeak.parse.kineto.split import Splitter
+from zeropeak.parse.kineto.unpack import Blocks
 
 TRICKY = st.sampled_from(
     ['}, {"ph": "X"', "},{", '"', "\\", "]}", '"traceEvents": [', "\u2028\U0001f600", "]\n  }, \n{"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeropeak.parse.kineto_times import microseconds, nanoseconds
+from zeropeak.parse.kineto.times import microseconds, nanoseconds
 
 
 def column(*texts: str) -> list[int | None]:

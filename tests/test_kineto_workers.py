@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from zeropeak.parse import kineto, kineto_workers
-from zeropeak.parse.kineto_part import Limits, Part
-from zeropeak.parse.kineto_workers import Workers, parts
+from zeropeak.parse.kineto import reader as kineto
+from zeropeak.parse.kineto import workers as kineto_workers
+from zeropeak.parse.kineto.part import Limits, Part
+from zeropeak.parse.kineto.workers import Workers, parts
 from zeropeak.parse.sink import MemorySink, Source
 from zeropeak.profile.errors import TraceError, ZeropeakError
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zeropeak.parse.sink import MemorySink
-from zeropeak.parse.snapshot import read
+from zeropeak.parse.snapshot.reader import read
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from zeropeak.parse.sink import MemorySink
-from zeropeak.parse.snapshot import read
+from zeropeak.parse.snapshot.reader import read
 from zeropeak.profile.errors import TraceError
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zeropeak.parse.snapshot_entries import Columns, columns
-from zeropeak.parse.snapshot_machine import GaveUp, Machine, Trace, unframed
-from zeropeak.parse.snapshot_pickle import PlainUnpickler
+from zeropeak.parse.snapshot.entries import Columns, columns
+from zeropeak.parse.snapshot.machine import GaveUp, Machine, Trace, unframed
+from zeropeak.parse.snapshot.unpickle import PlainUnpickler
 
 ACTION = ["alloc", "free_requested", "free_completed", "segment_alloc"]
 FRAMES = [{"name": f"f{number}", "filename": "model.py", "line": number} for number in range(400)]

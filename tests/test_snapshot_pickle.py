@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zeropeak.parse.snapshot_pickle import collector_off, load
+from zeropeak.parse.snapshot.unpickle import collector_off, load
 from zeropeak.profile.errors import TraceError
 
 if TYPE_CHECKING:

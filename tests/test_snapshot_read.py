@@ -9,7 +9,7 @@ import pytest
 
 from zeropeak.parse.schema import BY_NAME
 from zeropeak.parse.sink import MemorySink, Source
-from zeropeak.parse.snapshot import rank_in_name, read
+from zeropeak.parse.snapshot.reader import rank_in_name, read
 from zeropeak.parse.writer import conform
 from zeropeak.profile.errors import TraceError
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zeropeak.parse.snapshot_sizes import Settings, read_settings, rounded, taken
+from zeropeak.parse.snapshot.sizes import Settings, read_settings, rounded, taken
 
 MIB = 1 << 20
 

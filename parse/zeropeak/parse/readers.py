@@ -56,9 +56,9 @@ def sniff(path: Path) -> str:
 
 
 READERS: Final = {
-    "kineto": "zeropeak.parse.kineto",
+    "kineto": "zeropeak.parse.kineto.reader",
     "nsys": "zeropeak.parse.nsys",
-    "snapshot": "zeropeak.parse.snapshot",
+    "snapshot": "zeropeak.parse.snapshot.reader",
 }
 """Module of each reader; its function ``read`` is the reader. A new one goes here, into :func:`sniff`, nowhere else."""
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from zeropeak.parse.snapshot_columns import integers
-from zeropeak.parse.snapshot_entries import ALLOC, FREE_COMPLETED, FREE_REQUESTED, Entries
+from zeropeak.parse.snapshot.columns import integers
+from zeropeak.parse.snapshot.entries import ALLOC, FREE_COMPLETED, FREE_REQUESTED, Entries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zeropeak.parse.snapshot_segments import Dump
+    from zeropeak.parse.snapshot.segments import Dump
 
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]

@@ -1,12 +1,12 @@
-"""The other end of :mod:`zeropeak.parse.kineto_workers`: scans a part of a trace and writes what it finds to stdout."""
+"""The other end of :mod:`zeropeak.parse.kineto.workers`: scans a part of a trace and writes what it finds to stdout."""
 
 from __future__ import annotations
 
 import pickle
 import sys
 
-from zeropeak.parse.kineto_part import Limits, Part
-from zeropeak.parse.kineto_scan import scan
+from zeropeak.parse.kineto.part import Limits, Part
+from zeropeak.parse.kineto.scan import scan
 from zeropeak.profile.errors import TraceError
 
 

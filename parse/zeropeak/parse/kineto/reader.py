@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from zeropeak.parse.kineto_part import MAX_BYTES, MAX_RATIO, Limits
-from zeropeak.parse.kineto_rows import READER, Rows
-from zeropeak.parse.kineto_scan import scan
+from zeropeak.parse.kineto.part import MAX_BYTES, MAX_RATIO, Limits
+from zeropeak.parse.kineto.rows import READER, Rows
+from zeropeak.parse.kineto.scan import scan
 from zeropeak.parse.sink import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from zeropeak.parse.kineto_packets import Packet
-    from zeropeak.parse.kineto_scan import Begin, Progress, Scan, Take
+    from zeropeak.parse.kineto.packets import Packet
+    from zeropeak.parse.kineto.scan import Begin, Progress, Scan, Take
     from zeropeak.parse.sink import Severity, Sink
 
 _BY_CATEGORY: Final[tuple[Severity, str | None]] = ("info", None)
@@ -74,7 +74,7 @@ def read(
         max_bytes: limit on the decompressed size.
         max_ratio: limit on decompressed / compressed size.
         progress: called with (bytes done, bytes in all) after each read.
-        scanner: reads the file; :class:`zeropeak.parse.kineto_workers.Workers` does it in other processes.
+        scanner: reads the file; :class:`zeropeak.parse.kineto.workers.Workers` does it in other processes.
 
     Returns:
         Rank and world size where the trace has them; ``partial`` when the file ends before the trace does.
@@ -88,7 +88,7 @@ def read(
 
 
 class Scanner(Protocol):
-    """What :func:`zeropeak.parse.kineto_scan.scan` does."""
+    """What :func:`zeropeak.parse.kineto.scan.scan` does."""
 
     def __call__(
         self,

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from zeropeak.parse.kineto_metadata import read_head, read_tail, tolerant
-from zeropeak.parse.kineto_part import WHOLE
-from zeropeak.parse.kineto_window import Window
+from zeropeak.parse.kineto.metadata import read_head, read_tail, tolerant
+from zeropeak.parse.kineto.part import WHOLE
+from zeropeak.parse.kineto.window import Window
 
 if TYPE_CHECKING:
     from collections import Counter
     from pathlib import Path
 
-    from zeropeak.parse.kineto_bytes import Blocks
-    from zeropeak.parse.kineto_part import Part
+    from zeropeak.parse.kineto.part import Part
+    from zeropeak.parse.kineto.unpack import Blocks
 
 CHUNK_BYTES: Final = 256 << 10
 """Text decoded at once: with what it becomes it fits a core's cache (1 MiB costs a fifth more)."""

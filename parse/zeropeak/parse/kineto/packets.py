@@ -1,7 +1,7 @@
 """Decoded trace events to compact columns of plain Python, which a process can hand to another.
 
 Nothing here needs numpy or pyarrow: importing them takes half as long as scanning a real trace, so a scanning process
-does without (see ``kineto_scan``).
+does without (see ``scan``).
 """
 
 from __future__ import annotations

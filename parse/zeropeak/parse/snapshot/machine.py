@@ -2,7 +2,7 @@
 
 The machine knows plain data only: there is nothing in it that could load a class. It is for the files that torch's
 ``_dump_snapshot`` writes (protocol 4 and 5, with frames); anything else makes it give up, and the file is read by
-:mod:`zeropeak.parse.snapshot_pickle`.
+:mod:`zeropeak.parse.snapshot.unpickle`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
-from zeropeak.parse.snapshot_entries import ACTIONS, Columns, columns, join
-from zeropeak.parse.snapshot_scan import PADDING, WINDOW_BYTES, Template, Window, get_opcode
+from zeropeak.parse.snapshot.entries import ACTIONS, Columns, columns, join
+from zeropeak.parse.snapshot.scan import PADDING, WINDOW_BYTES, Template, Window, get_opcode
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

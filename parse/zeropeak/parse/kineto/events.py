@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Raw, Struct, field
 
-from zeropeak.parse.kineto_packets import MEMORY, OUT_OF_MEMORY
+from zeropeak.parse.kineto.packets import MEMORY, OUT_OF_MEMORY
 from zeropeak.profile.labels import RECORD_PREFIX
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Sequence
 
-    from zeropeak.parse.kineto_packets import Packets
+    from zeropeak.parse.kineto.packets import Packets
 
 Loose = int | float | str | bool | None
 """A scalar of whatever type the file has, so that a surprise in one value does not stop the decoding of a chunk."""
@@ -217,7 +217,7 @@ class Events:
         try:
             head, category, event = self._one(text)
         except _INVALID:
-            from zeropeak.parse.kineto_mend import mend  # not above: starting up is a part of the time to beat
+            from zeropeak.parse.kineto.mend import mend  # not above: starting up is a part of the time to beat
 
             mended = mend(text)
             if mended is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from zeropeak.parse.snapshot_curve import Curve, draw
-from zeropeak.parse.snapshot_entries import OOM, SNAPSHOT, Entries
-from zeropeak.parse.snapshot_holes import Sizes, find_sizes, segments
-from zeropeak.parse.snapshot_lives import (
+from zeropeak.parse.snapshot.curve import Curve, draw
+from zeropeak.parse.snapshot.entries import OOM, SNAPSHOT, Entries
+from zeropeak.parse.snapshot.holes import Sizes, find_sizes, segments
+from zeropeak.parse.snapshot.lives import (
     ADDRESS_REUSED,
     BEFORE,
     BORN_UNSEEN,
@@ -21,8 +21,8 @@ from zeropeak.parse.snapshot_lives import (
     nothing,
     pair,
 )
-from zeropeak.parse.snapshot_segments import Dump, no_dump
-from zeropeak.parse.snapshot_sizes import Settings, rounded
+from zeropeak.parse.snapshot.segments import Dump, no_dump
+from zeropeak.parse.snapshot.sizes import Settings, rounded
 
 if TYPE_CHECKING:
     from zeropeak.parse.sink import Severity, Sink

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zeropeak.parse.snapshot_columns import constant, integers, table, words
-from zeropeak.parse.snapshot_curve import OUT_OF_MEMORY, WORDS
-from zeropeak.parse.snapshot_lives import BEFORE, MENDS
+from zeropeak.parse.snapshot.columns import constant, integers, table, words
+from zeropeak.parse.snapshot.curve import OUT_OF_MEMORY, WORDS
+from zeropeak.parse.snapshot.lives import BEFORE, MENDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from zeropeak.parse.snapshot_curve import Curve
-    from zeropeak.parse.snapshot_entries import Entries
-    from zeropeak.parse.snapshot_lives import Lives
+    from zeropeak.parse.snapshot.curve import Curve
+    from zeropeak.parse.snapshot.entries import Entries
+    from zeropeak.parse.snapshot.lives import Lives
 
     Ints = NDArray[np.int64]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from zeropeak.parse.kineto_bytes import Blocks
+    from zeropeak.parse.kineto.unpack import Blocks
 
 BUFFER_BYTES: Final = 2 << 20
 """Text read at once."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from zeropeak.parse.snapshot_entries import MISSING, Columns
+from zeropeak.parse.snapshot.entries import MISSING, Columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +37,7 @@ PADDING: Final = 64
 
 INTS: Final = ("addr", "size", "stream", "time_us")
 FIELDS: Final = ("action", *INTS)
-"""Keys whose values are decoded, in the order of :class:`~zeropeak.parse.snapshot_entries.Columns`."""
+"""Keys whose values are decoded, in the order of :class:`~zeropeak.parse.snapshot.entries.Columns`."""
 
 _ENTRY: Final = b"}\x94("
 _LIST, _MEMOIZE, _MARK, _APPEND, _APPENDS, _SETITEMS = (ord(letter) for letter in "]\x94(aeu")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from zeropeak.parse.snapshot_entries import (
+from zeropeak.parse.snapshot.entries import (
     OOM,
     SEGMENT_ALLOC,
     SEGMENT_FREE,
@@ -15,7 +15,7 @@ from zeropeak.parse.snapshot_entries import (
     SEGMENT_UNMAP,
     Entries,
 )
-from zeropeak.parse.snapshot_lives import ADDRESS_REUSED, BEFORE, Lives
+from zeropeak.parse.snapshot.lives import ADDRESS_REUSED, BEFORE, Lives
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from zeropeak.parse.snapshot_columns import constant, integers, table, texts
+from zeropeak.parse.snapshot.columns import constant, integers, table, texts
 from zeropeak.profile.labels import NVTX_DOMAIN, RECORD_PREFIX
 
 if TYPE_CHECKING:

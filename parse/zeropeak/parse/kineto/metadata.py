@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from pathlib import Path
 
-    from zeropeak.parse.kineto_window import Window
+    from zeropeak.parse.kineto.window import Window
 
 STEP_BYTES: Final = 1 << 20
 MAX_METADATA_BYTES: Final = 64 << 20

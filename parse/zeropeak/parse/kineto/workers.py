@@ -14,7 +14,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING, Any, Final
 
-from zeropeak.parse.kineto_part import DEFAULTS, WHOLE, Limits, Part
+from zeropeak.parse.kineto.part import DEFAULTS, WHOLE, Limits, Part
 from zeropeak.profile.errors import TraceError, ZeropeakError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
-    from zeropeak.parse.kineto_scan import Begin, Progress, Scan, Take
+    from zeropeak.parse.kineto.scan import Begin, Progress, Scan, Take
 
 START_BYTES: Final = 12 << 20
 """Text that is scanned in the time that a process takes to start: a shorter file is not worth one."""
@@ -37,7 +37,7 @@ MAX_GZIP_RATIO: Final = 100
 
 
 class Workers:
-    """Processes that scan one trace: started at once, then called instead of :func:`zeropeak.parse.kineto_scan.scan`.
+    """Processes that scan one trace: started at once, then called instead of :func:`zeropeak.parse.kineto.scan.scan`.
 
     Use as a context manager: leaving it stops what still runs.
 
@@ -54,7 +54,7 @@ class Workers:
         for part in others:
             output = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
             call = (
-                f"import sys; sys.path[:] = {sys.path!r}; from zeropeak.parse.kineto_worker import main; "
+                f"import sys; sys.path[:] = {sys.path!r}; from zeropeak.parse.kineto.worker import main; "
                 f"main({str(path)!r}, {tuple(part)}, {tuple(limits)})"
             )
             process = subprocess.Popen([sys.executable, "-S", "-c", call], stdin=subprocess.DEVNULL, stdout=output)
@@ -86,7 +86,7 @@ class Workers:
         """What ``scan`` does; path and limits must be the ones that the processes were started with."""
         if (path, limits, part) != (self.path, self.limits, WHOLE):
             raise ValueError("the processes were started for another file, limit or part")
-        from zeropeak.parse.kineto_scan import Scan, scan  # not above: it would delay the start of the processes
+        from zeropeak.parse.kineto.scan import Scan, scan  # not above: it would delay the start of the processes
 
         if not self._running and self._own is not None:
             return scan(path, begin, take, limits, progress)
@@ -106,7 +106,7 @@ class Workers:
 
     def _scan_own(self, waiting: Any, progress: Progress | None) -> Scan | None:
         """Scan this process's part to a file."""
-        from zeropeak.parse.kineto_scan import scan
+        from zeropeak.parse.kineto.scan import scan
 
         if self._own is None:
             return None

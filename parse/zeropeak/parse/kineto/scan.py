@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
-from zeropeak.parse.kineto_bytes import Blocks
-from zeropeak.parse.kineto_events import Events
-from zeropeak.parse.kineto_packets import Packets
-from zeropeak.parse.kineto_part import DEFAULTS, WHOLE, Limits, Part
-from zeropeak.parse.kineto_split import Skip, Splitter
+from zeropeak.parse.kineto.events import Events
+from zeropeak.parse.kineto.packets import Packets
+from zeropeak.parse.kineto.part import DEFAULTS, WHOLE, Limits, Part
+from zeropeak.parse.kineto.split import Skip, Splitter
+from zeropeak.parse.kineto.unpack import Blocks
 from zeropeak.profile.errors import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from zeropeak.parse.kineto_packets import Packet
+    from zeropeak.parse.kineto.packets import Packet
 
     Begin = Callable[[dict[str, Any]], None]
     Take = Callable[[Packet], None]

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from zeropeak.parse.snapshot_entries import SEGMENT_ALLOC, SEGMENT_FREE, Entries
-from zeropeak.parse.snapshot_lives import BEFORE, Lives
-from zeropeak.parse.snapshot_sizes import MIN_BLOCK_BYTES, SMALL_BYTES, Settings, may_stay_whole, rounded, taken
+from zeropeak.parse.snapshot.entries import SEGMENT_ALLOC, SEGMENT_FREE, Entries
+from zeropeak.parse.snapshot.lives import BEFORE, Lives
+from zeropeak.parse.snapshot.sizes import MIN_BLOCK_BYTES, SMALL_BYTES, Settings, may_stay_whole, rounded, taken
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from zeropeak.parse.snapshot_segments import Dump
+    from zeropeak.parse.snapshot.segments import Dump
 
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]

@@ -12,21 +12,21 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from zeropeak.parse.sink import Source
-from zeropeak.parse.snapshot_annotations import read_annotations
-from zeropeak.parse.snapshot_device import count_device, read_device
-from zeropeak.parse.snapshot_entries import columns, nothing_recorded, usable
-from zeropeak.parse.snapshot_machine import Trace
-from zeropeak.parse.snapshot_pickle import MAX_PICKLE_BYTES, collector_off, load
-from zeropeak.parse.snapshot_rows import block_rows, event_rows
-from zeropeak.parse.snapshot_segments import no_dump, read_segments
-from zeropeak.parse.snapshot_sizes import read_settings
+from zeropeak.parse.snapshot.annotations import read_annotations
+from zeropeak.parse.snapshot.device import count_device, read_device
+from zeropeak.parse.snapshot.entries import columns, nothing_recorded, usable
+from zeropeak.parse.snapshot.machine import Trace
+from zeropeak.parse.snapshot.rows import block_rows, event_rows
+from zeropeak.parse.snapshot.segments import no_dump, read_segments
+from zeropeak.parse.snapshot.sizes import read_settings
+from zeropeak.parse.snapshot.unpickle import MAX_PICKLE_BYTES, collector_off, load
 from zeropeak.profile.errors import TraceError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from zeropeak.parse.sink import Sink
-    from zeropeak.parse.snapshot_entries import Entries
+    from zeropeak.parse.snapshot.entries import Entries
 
 READER: Final = "snapshot"
 _RANK: Final = re.compile(r"(?:^|[^a-z])(?:rank|r)[_\-]?(\d+)(?![\d])", re.IGNORECASE)

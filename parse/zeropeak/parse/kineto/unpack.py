@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from io import FileIO
     from pathlib import Path
 
-    from zeropeak.parse.kineto_part import Limits
+    from zeropeak.parse.kineto.part import Limits
 
 INPUT_BYTES: Final = 16 << 10
 """Compressed bytes taken from the file at a time."""

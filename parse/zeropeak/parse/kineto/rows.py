@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from zeropeak.parse.kineto_columns import address, batch, constant, int_column, integer, integers, text_column
-from zeropeak.parse.kineto_times import microseconds
+from zeropeak.parse.kineto.columns import address, batch, constant, int_column, integer, integers, text_column
+from zeropeak.parse.kineto.times import microseconds
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from zeropeak.parse.kineto_columns import Flags, Ints
-    from zeropeak.parse.kineto_packets import Packet
+    from zeropeak.parse.kineto.columns import Flags, Ints
+    from zeropeak.parse.kineto.packets import Packet
     from zeropeak.parse.sink import Sink
 
 READER: Final = "kineto"

@@ -15,8 +15,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from zeropeak.parse.snapshot_bytes import opened
-from zeropeak.parse.snapshot_machine import GaveUp, Machine, unframed
+from zeropeak.parse.snapshot.machine import GaveUp, Machine, unframed
+from zeropeak.parse.snapshot.unpack import opened
 from zeropeak.profile.errors import TraceError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def load(path: Path, *, max_bytes: int = MAX_PICKLE_BYTES, memory_bytes: int | N
         memory_bytes: memory that loading may take; by default 80 % of what is available now.
 
     Returns:
-        The snapshot as torch wrote it; traces are :class:`~zeropeak.parse.snapshot_machine.Trace` objects where they
+        The snapshot as torch wrote it; traces are :class:`~zeropeak.parse.snapshot.machine.Trace` objects where they
         were decoded in runs, else lists of dicts.
 
     Raises:

@@ -1,0 +1,1 @@
+"""Reader of torch.profiler traces: one module a step, from bytes to rows."""
