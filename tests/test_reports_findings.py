@@ -6,14 +6,12 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from tests.written import write_tables
 
 from zeropeak.parse.pipeline import parse_run
-from zeropeak.parse.schema import BY_NAME
 from zeropeak.reports import open_run, quality
-from zeropeak.reports.findings import find_all, to_json
+from zeropeak.reports.findings import find_all, retained_after_release, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,17 +103,9 @@ def tables(*holders: str | None, alive: int | None = None, step: int = 0, mark: 
 
 
 def find(path: Path, rows: Rows, *, stage: int = 3, knob: bool | None = False, **manifest: Any) -> list[Finding]:
-    """Write a run and find."""
+    """Write a run and find what outlived its release."""
     zero = {"stage": stage} | ({} if knob is None else {"memory_efficient_linear": knob})
-    about = {"schema": 1, "name": "r", "world_size": 1, "ds_config": {"zero_optimization": zero}, **manifest}
-    (path / "tables").mkdir()
-    (path / "run.json").write_text(json.dumps(about))
-    for name, members in rows.items():
-        for rank in {row["rank"] for row in members}:
-            (path / "tables" / name).mkdir(exist_ok=True)
-            table = pa.Table.from_pylist([r for r in members if r["rank"] == rank], schema=BY_NAME[name].arrow)
-            pq.write_table(table, path / "tables" / name / f"rank-{rank}.parquet")
-    return find_all(open_run(path))
+    return retained_after_release.find(open_run(write_tables(path, rows, zero=zero, **manifest)))
 
 
 def saved(found: Finding) -> str | None:
@@ -136,6 +126,11 @@ def test_plain_linear_with_the_knob_off(tmp_path: Path) -> None:
         "cause": "memory-efficient-linear-off",
         "holder": LINEAR,
         "knob": "zero_optimization.memory_efficient_linear",
+        "value": True,
+        "expected": [
+            {"at": "forward", "step": 0, "now_bytes": 22 * KIB, "then_bytes": 10 * KIB, "sampled": False},
+            {"at": "peak", "step": None, "now_bytes": 22 * KIB, "then_bytes": 10 * KIB, "sampled": False},
+        ],
         "advice": "Set zero_optimization.memory_efficient_linear to true: expect 12.0 KiB less after the first forward "
         "(22.0 KiB to 10.0 KiB) and 12.0 KiB less at the peak (22.0 KiB to 10.0 KiB).",
         "evidence": None,

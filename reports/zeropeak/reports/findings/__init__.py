@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from zeropeak.reports.findings import retained_after_release
-from zeropeak.reports.findings.finding import Basis, Evidence, Finding, Verdict, ordered, to_json
+from zeropeak.reports.findings.finding import Basis, Evidence, Expected, Finding, Verdict, ordered, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,4 +26,4 @@ def find_all(run: Run) -> list[Finding]:
     return ordered(finding for find in FINDINGS.values() for finding in find(run))
 
 
-__all__ = ["FINDINGS", "IDS", "Basis", "Evidence", "Finding", "Verdict", "find_all", "ordered", "to_json"]
+__all__ = ["FINDINGS", "IDS", "Basis", "Evidence", "Expected", "Finding", "Verdict", "find_all", "ordered", "to_json"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -60,6 +60,29 @@ class Evidence:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """What the advice does to allocated memory at one point, computed from the run's own blocks and curve.
+
+    Attributes:
+        at: ``peak`` (of the run), or a mark: ``init``, ``forward``, ``backward``, ``step``.
+        step: step of the mark (-1 for init); None for the peak.
+        now_bytes: as it is.
+        then_bytes: with the knob turned.
+        sampled: the curve is of counters read now and then, so a peak's moment is known to the sample only.
+    """
+
+    at: str
+    step: int | None
+    now_bytes: int
+    then_bytes: int
+    sampled: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON object."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class Finding:
     """One finding on one rank.
 
@@ -69,6 +92,8 @@ class Finding:
         cause: stable identifier. Established when ``holder`` is given, else the likely one; None when open.
         holder: what keeps the bytes: autograd node and saved attribute of most of them.
         knob: config key that changes it.
+        value: what to set the knob to, as in JSON; None when the advice is not one setting.
+        expected: what that does, point by point; empty when it cannot be computed.
         advice: what to do, and what it saves; one or two sentences.
         headline: the finding in one sentence, for page 1.
         allocated_bytes: all that was allocated where it was measured, to compare with; not in findings.json.
@@ -84,6 +109,8 @@ class Finding:
     cause: str | None = None
     holder: str | None = None
     knob: str | None = None
+    value: bool | int | float | str | None = None
+    expected: Sequence[Expected] = ()
     advice: str | None = None
     evidence: Sequence[Evidence] = ()
     headline: str = ""
@@ -103,6 +130,8 @@ class Finding:
             "cause": self.cause,
             "holder": self.holder,
             "knob": self.knob,
+            "value": self.value,
+            "expected": [one.to_json() for one in self.expected],
             "advice": self.advice,
             "evidence": [one.to_json() for one in self.evidence],
         }

@@ -16,7 +16,7 @@ from zeropeak.profile.privacy import without_folders
 from zeropeak.reports import setting
 from zeropeak.reports.columns import NEVER
 from zeropeak.reports.findings import retained_words
-from zeropeak.reports.findings.finding import Basis, Evidence, Finding, Verdict
+from zeropeak.reports.findings.finding import Basis, Evidence, Expected, Finding, Verdict
 from zeropeak.reports.findings.holders import Cause, Group, group
 from zeropeak.reports.findings.outliving import SLACK_NS, outliving, rows_at
 from zeropeak.reports.findings.retained_words import Held, Later
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from zeropeak.reports.story import Story
 
 ID: Final = "retained-after-release"
+FIXABLE: Final = frozenset({Cause.LINEAR_OFF, Cause.NOT_INSTALLED})
+"""Causes that DeepSpeed's own version of F.linear takes away."""
 _TOP_ROWS: Final = 5
 _NEEDED: Final = ("free", "engine forward")
 """Hooks without which what outlives its release is not all seen: the releases, and the mark after the forward."""
@@ -238,7 +240,7 @@ def _confirmed(run: Run, blank: Finding, story: Story, held: Sequence[Outliving]
     mark = one.mark
     groups = held_at(run, story.rank, mark)
     here = [row for g in groups for row in g.rows]
-    fixable = [row["param_id"] for g in groups if g.cause in {Cause.LINEAR_OFF, Cause.NOT_INSTALLED} for row in g.rows]
+    fixable = [row["param_id"] for g in groups if g.cause in FIXABLE for row in g.rows]
     params = np.array([p for p in fixable if p is not None], dtype=np.int64)
     held_curve = story.intervals.of(params).curve() if len(params) else None
     facts = Held(
@@ -262,6 +264,9 @@ def _confirmed(run: Run, blank: Finding, story: Story, held: Sequence[Outliving]
         cause=top.cause.value if top and top.cause else None,
         holder=top.holder if top else None,
         knob=setting.LINEAR_KNOB if fixable else None,
+        # Where the knob is true already, what to change is the DeepSpeed in use.
+        value=True if any(g.cause is Cause.LINEAR_OFF for g in groups) else None,
+        expected=_expected(facts),
         advice=retained_words.advice(facts, run.manifest.get("versions") or {}),
         evidence=_evidence(story, facts, here),
         headline=retained_words.headline(facts),
@@ -269,6 +274,19 @@ def _confirmed(run: Run, blank: Finding, story: Story, held: Sequence[Outliving]
         notes=retained_words.notes(facts),
         allocated_bytes=mark["allocated_bytes"],
     )
+
+
+def _expected(facts: Held) -> list[Expected]:
+    """The mark without what the knob frees there, and the run's peak without it."""
+    mark, found = facts.mark, []
+    off = sum(g.size_bytes for g in facts.groups if g.cause in FIXABLE)
+    if off and mark["allocated_bytes"] is not None:
+        now = mark["allocated_bytes"]
+        found.append(Expected(mark["mark"], mark["step"], now, now - off))
+    if facts.saving is not None:
+        saving = facts.saving
+        found.append(Expected("peak", None, saving.peak_bytes, saving.without_bytes, saving.sampled))
+    return found
 
 
 def _later(run: Run, story: Story, one: Outliving) -> Later | None:
