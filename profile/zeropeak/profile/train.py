@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from zeropeak.profile.errors import ZeropeakError
 from zeropeak.profile.guard import warn
+from zeropeak.profile.job import Job, init_process_group, prepare_device
 from zeropeak.profile.labels import Status
 from zeropeak.profile.options import Plan
 from zeropeak.profile.privacy import without_folders
@@ -24,6 +25,8 @@ from zeropeak.profile.processes import OWNER, UMASK
 from zeropeak.profile.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from zeropeak.profile.counters import Counters
     from zeropeak.profile.ranges import Ranges
 
@@ -36,13 +39,13 @@ def main(run_dir: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     _stop_when_abandoned()
-    device = _prepare_device(plan)
+    device = prepare_device(plan)
     profiler, history = _start_instruments(plan)
     session = _session(plan, run_dir, rank, device)
     status, error = Status.FAILED, None
     try:
         session.start(_stage(plan))
-        _init_process_group(plan)
+        init_process_group(plan)
         _train(plan, session, device, rank)
         status = Status.COMPLETE
     except KeyboardInterrupt:
@@ -69,72 +72,23 @@ def main(run_dir: Path) -> int:
 
 
 def _train(plan: Plan, session: Any, device: Any, rank: int) -> None:
-    import deepspeed
-    import torch
-
-    from zeropeak.profile.text import batch, read_bytes
-    from zeropeak.profile.workload import build_model
-
-    text = read_bytes(plan.data)
-    model = build_model(plan, device)
-    trainable = [param for param in model.parameters() if param.requires_grad]
+    job = Job(plan, device, rank)
     session.note(
-        model_class=type(model).__name__,
-        trainable_parameters=sum(int(getattr(param, "ds_numel", param.numel())) for param in trainable),
-        parameters=sum(int(getattr(param, "ds_numel", param.numel())) for param in model.parameters()),
+        model_class=type(job.model).__name__,
+        trainable_parameters=_elements(job.trainable),
+        parameters=_elements(job.model.parameters()),
     )
-    own = plan.ds_config.get("optimizer") is None
-    if not own and rank == 0:
-        print("zeropeak: the config names an optimizer: DeepSpeed may now build kernels, once, for minutes", flush=True)
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=torch.optim.AdamW(trainable, lr=1e-4, weight_decay=0.0) if own else None,
-        model_parameters=None if own else trainable,
-        config=plan.ds_config,
-    )
-    engine.train()
+    engine = job.initialize()
     session.attach(engine)
-    vocab = int(plan.model["vocab"])  # type: ignore[call-overload]
     for step in range(plan.steps):
         for micro_step in range(plan.grad_accum):
-            ids = torch.tensor(
-                batch(text, step * plan.grad_accum + micro_step, rank, plan.micro_batch, plan.seq, vocab), device=device
-            )
-            output = engine(input_ids=ids, labels=ids, use_cache=False)
-            loss = output.loss
-            engine.backward(loss)
-            engine.step()
-            shown = float(loss.detach())
-            del output, loss, ids
+            loss = float(job.micro_step(engine, step * plan.grad_accum + micro_step))
         if rank == 0:
-            print(f"zeropeak: step {step} of {plan.steps} done, loss {shown:.3f}", flush=True)
+            print(f"zeropeak: step {step} of {plan.steps} done, loss {loss:.3f}", flush=True)
 
 
-def _prepare_device(plan: Plan) -> Any:
-    if plan.device == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"
-    import torch
-
-    if plan.device == "cpu":
-        return torch.device("cpu")
-    local = int(os.environ.get("LOCAL_RANK", "0")) % plan.gpus
-    # DeepSpeed takes the device from LOCAL_RANK, also when several ranks share one GPU.
-    os.environ["LOCAL_RANK"] = str(local)
-    torch.cuda.set_device(local)
-    _keep_deepspeed_off_old_nvtx()
-    return torch.device("cuda", local)
-
-
-def _keep_deepspeed_off_old_nvtx() -> None:
-    """DeepSpeed 0.19 on CUDA calls ``Domain.push_range``, which nvtx 0.2.11 lacks: training would die at once.
-
-    Without the package DeepSpeed falls back to ``torch.cuda.nvtx``, whose ranges every nsys records.
-    """
-    import nvtx
-    from deepspeed.accelerator import cuda_accelerator
-
-    if not hasattr(nvtx.get_domain("DeepSpeed"), "push_range") and hasattr(cuda_accelerator, "nvtx"):
-        cuda_accelerator.nvtx = None
+def _elements(params: Iterable[Any]) -> int:
+    return sum(int(getattr(param, "ds_numel", param.numel())) for param in params)
 
 
 def _start_instruments(plan: Plan) -> tuple[Any, Any]:
@@ -174,24 +128,6 @@ def _session(plan: Plan, run_dir: Path, rank: int, device: Any) -> Any:
     )
     session.note(nvtx="on" if plan.tool == "nsys" and INJECTION_VARIABLE in os.environ else "off", versions=_versions())
     return session
-
-
-def _init_process_group(plan: Plan) -> None:
-    import deepspeed
-    import torch.distributed
-
-    if plan.backend == "fake":
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        # DeepSpeed reads the world's size from the environment before it looks at the group.
-        os.environ.update(RANK="0", LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"), WORLD_SIZE=str(plan.world_size))
-        torch.distributed.init_process_group("fake", rank=0, world_size=plan.world_size, store=FakeStore())
-    else:
-        torch.distributed.init_process_group(plan.backend)
-    if plan.device == "cpu":
-        # Building DeepSpeed's shared-memory collectives takes minutes at a first start and changes no memory of ours.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend=plan.backend, dist_init_required=False)
 
 
 def _stage(plan: Plan) -> int:
