@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from zeropeak.profile.counters import CpuCounters
+from zeropeak.profile.counters import CpuCounters, Reading
 from zeropeak.profile.eventlog import FLUSH_NS, FLUSH_ROWS, SCHEMAS, EventLog
 from zeropeak.profile.labels import Kind, Phase
 from zeropeak.profile.recorder import Recorder
@@ -56,9 +56,10 @@ def make(tmp_path: Path) -> tuple[Recorder, SpyRanges]:
 
 def test_begin_and_end_are_separate_rows_with_one_id_and_their_parent(tmp_path: Path) -> None:
     recorder, spy = make(tmp_path)
-    recorder.position.step, recorder.position.phase = 1, Phase.FORWARD
-    outer = recorder.begin(Kind.RELEASE, "layers.0", module_id=3, params=[7])
-    freed = recorder.point(Kind.FREE, "layers.0.weight", [(7, 0xABC, 11)])
+    recorder.position.move(step=1, micro_step=0)
+    recorder.position.enter(Phase.FORWARD)
+    outer = recorder.begin(recorder.known(Kind.RELEASE, "layers.0"), 3, [7])
+    freed = recorder.point(recorder.known(Kind.FREE, "layers.0.weight"), 7, 0xABC, 11)
     recorder.end(outer)
     recorder.log.close()
     rows = read(tmp_path / "events.arrows")
@@ -80,8 +81,8 @@ def test_begin_and_end_are_separate_rows_with_one_id_and_their_parent(tmp_path: 
 
 def test_phases_do_not_become_parents(tmp_path: Path) -> None:
     recorder, spy = make(tmp_path)
-    phase = recorder.begin(Kind.PHASE, "forward", nested=False)
-    fetch = recorder.begin(Kind.FETCH, "layers.0")
+    phase = recorder.begin(recorder.known(Kind.PHASE, "forward"), nested=False)
+    fetch = recorder.begin(recorder.known(Kind.FETCH, "layers.0"))
     recorder.end(phase)
     recorder.end(fetch)
     assert (phase.parent, fetch.parent) == (None, None)
@@ -90,9 +91,9 @@ def test_phases_do_not_become_parents(tmp_path: Path) -> None:
 
 def test_threads_have_stacks_of_their_own(tmp_path: Path) -> None:
     recorder, _ = make(tmp_path)
-    recorder.begin(Kind.FETCH, "main")
+    recorder.begin(recorder.known(Kind.FETCH, "main"))
     others: list[int | None] = []
-    thread = threading.Thread(target=lambda: others.append(recorder.begin(Kind.FETCH, "other").parent))
+    thread = threading.Thread(target=lambda: others.append(recorder.begin(recorder.known(Kind.FETCH, "other")).parent))
     thread.start()
     thread.join()
     assert others == [None]
@@ -100,9 +101,9 @@ def test_threads_have_stacks_of_their_own(tmp_path: Path) -> None:
 
 def test_a_log_without_an_end_keeps_what_was_flushed(tmp_path: Path) -> None:
     recorder, _ = make(tmp_path)
-    recorder.begin(Kind.FETCH, "layers.0")
+    recorder.begin(recorder.known(Kind.FETCH, "layers.0"))
     recorder.log.flush()
-    recorder.begin(Kind.FETCH, "lost")
+    recorder.begin(recorder.known(Kind.FETCH, "lost"))
     with pa.OSFile(str(tmp_path / "events.arrows")) as file:
         batch = pa.ipc.open_stream(file).read_next_batch()
     assert batch.column("target").to_pylist() == ["layers.0"]
@@ -112,19 +113,44 @@ def test_a_log_without_an_end_keeps_what_was_flushed(tmp_path: Path) -> None:
 def test_rows_are_flushed_by_number(tmp_path: Path, rows: int) -> None:
     log = EventLog(tmp_path, lambda: 0)
     for number in range(rows):
-        log.append("event_params", (number, 0, None, None))
-    with pa.OSFile(str(tmp_path / "event_params.arrows")) as file:
+        log.append("modules", (number, None, None, None))
+    with pa.OSFile(str(tmp_path / "modules.arrows")) as file:
         assert pa.ipc.open_stream(file).read_next_batch().num_rows == FLUSH_ROWS
 
 
-def test_rows_are_flushed_by_time(tmp_path: Path) -> None:
-    now = [0]
-    log = EventLog(tmp_path, lambda: now[0])
-    log.append("event_params", (1, 0, None, None))
-    now[0] = FLUSH_NS + 1
-    log.append("event_params", (2, 0, None, None))
-    with pa.OSFile(str(tmp_path / "event_params.arrows")) as file:
-        assert pa.ipc.open_stream(file).read_next_batch().num_rows == 2
+@pytest.mark.parametrize(("params", "now"), [(0, FLUSH_NS + 1), (FLUSH_ROWS + 1, 1)])
+def test_events_are_flushed_by_time_and_by_number(tmp_path: Path, params: int, now: int) -> None:
+    recorder = Recorder(2, EventLog(tmp_path, lambda: 0), [], CpuCounters(), iter([0, now]).__next__)
+    recorder.end(recorder.begin(recorder.known(Kind.FETCH, "layers.0"), params=range(params)))
+    with pa.OSFile(str(tmp_path / "events.arrows")) as file:
+        assert pa.ipc.open_stream(file).read_next_batch().column("edge").to_pylist() == ["begin", "end"]
+
+
+def test_events_wait_for_a_flush(tmp_path: Path) -> None:
+    recorder = Recorder(2, EventLog(tmp_path, lambda: 0), [], CpuCounters(), iter([0, FLUSH_NS]).__next__)
+    recorder.end(recorder.begin(recorder.known(Kind.FETCH, "layers.0")))
+    with pa.OSFile(str(tmp_path / "events.arrows")) as file, pytest.raises(pa.ArrowInvalid):
+        pa.ipc.open_stream(file).read_next_batch()
+
+
+def test_counters_that_are_not_sampled_are_read_at_phases_only(tmp_path: Path) -> None:
+    class Counting(CpuCounters):
+        def read(self) -> Reading:
+            return Reading(7, 9)
+
+    clock = itertools.count(1000).__next__
+    recorder = Recorder(2, EventLog(tmp_path, clock), [], Counting(), clock, sampled=False)
+    phase = recorder.begin(recorder.known(Kind.PHASE, "forward"), nested=False)
+    recorder.end(recorder.begin(recorder.known(Kind.FETCH, "layers.0")))
+    recorder.end(phase)
+    recorder.log.close()
+    rows = read(tmp_path / "events.arrows")
+    assert [(row["kind"], row["allocated_bytes"], row["reserved_bytes"]) for row in rows] == [
+        ("phase", 7, 9),
+        ("fetch", None, None),
+        ("fetch", None, None),
+        ("phase", 7, 9),
+    ]
 
 
 def test_a_closed_log_is_a_whole_stream_for_every_name(tmp_path: Path) -> None:
@@ -134,8 +160,8 @@ def test_a_closed_log_is_a_whole_stream_for_every_name(tmp_path: Path) -> None:
 
 def test_an_end_closes_what_an_exception_left_open_inside(tmp_path: Path) -> None:
     recorder, spy = make(tmp_path)
-    outer = recorder.begin(Kind.RELEASE, "layers.0")
-    recorder.begin(Kind.GATHER, "layers.0.weight")
+    outer = recorder.begin(recorder.known(Kind.RELEASE, "layers.0"))
+    recorder.begin(recorder.known(Kind.GATHER, "layers.0.weight"))
     recorder.end(outer)
     assert spy.calls[-2:] == [("pop", "gather layers.0.weight"), ("pop", "release layers.0")]
     assert recorder.current() is None

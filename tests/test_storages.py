@@ -23,10 +23,10 @@ def test_a_view_keeps_a_released_storage_alive_until_it_goes(tmp_path: Path) -> 
     storages = Storages(log, iter(range(100, 200)).__next__)
     weight = torch.nn.Parameter(torch.ones(4, 4))
     view = weight.data.t()
-    number = storages.register(weight.data, Stored.PARAM_FULL, "weight", 0)
-    found = storages.find(weight.data)
+    found = storages.register(weight.data, Stored.PARAM_FULL, "weight", 0)
     assert found is not None
-    assert (found.storage_id, found.size_bytes) == (number, 64)
+    number = found.storage_id
+    assert (number, found.size_bytes) == (1, 64)
     weight.data = torch.empty(0)
     storages.release(found, 0, event_id=9)
     assert [released.event_id for released in storages.released_alive()] == [9]

@@ -83,6 +83,8 @@ class CudaCounters:
         self.device_total_bytes: int | None = properties.total_memory
         # torch.cuda.memory_allocated() flattens every statistic into a new dictionary for one number.
         self._stats = self._cuda.memory.memory_stats_as_nested_dict
+        # The handle without a stream object around it: asked for at every event.
+        self._raw_stream = import_module("torch._C")._cuda_getCurrentRawStream
 
     def read(self) -> Reading:
         """See :class:`Counters`."""
@@ -100,5 +102,5 @@ class CudaCounters:
 
     def stream(self) -> int | None:
         """See :class:`Counters`."""
-        handle: int = self._cuda.current_stream(self._index).cuda_stream
+        handle: int = self._raw_stream(self._index)
         return handle

@@ -27,9 +27,12 @@ class Guard:
         try:
             return observer(*args, **kwargs)
         except Exception as problem:  # noqa: BLE001 - whatever goes wrong in us must not stop training
-            self._failed.add(name)
-            self._report(name, f"{type(problem).__name__}: {problem}")
+            self._fail(name, problem)
             return None
+
+    def _fail(self, name: str, problem: Exception) -> None:
+        self._failed.add(name)
+        self._report(name, f"{type(problem).__name__}: {problem}")
 
     def around(
         self,
@@ -43,14 +46,29 @@ class Guard:
         ``after`` runs also when the function raises (with result :data:`RAISED`), but not when ``before`` failed.
         """
 
+        failed = self._failed
+
+        # The observers are called here, not through `call`: this runs thousands of times a step.
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            token = self.call(name, before, *args, **kwargs) if before is not None else None
+            if name in failed:
+                return original(*args, **kwargs)
+            token = None
+            if before is not None:
+                try:
+                    token = before(*args, **kwargs)
+                except Exception as problem:  # noqa: BLE001 - whatever goes wrong in us must not stop training
+                    self._fail(name, problem)
+            if after is None:
+                return original(*args, **kwargs)
             result: Any = RAISED
             try:
                 result = original(*args, **kwargs)
             finally:
-                if after is not None and (before is None or name not in self._failed):
-                    self.call(name, after, token, result, *args, **kwargs)
+                if name not in failed:
+                    try:
+                        after(token, result, *args, **kwargs)
+                    except Exception as problem:  # noqa: BLE001 - as above
+                        self._fail(name, problem)
             return result
 
         wrapper.__wrapped__ = original  # type: ignore[attr-defined]

@@ -86,14 +86,6 @@ POINTS: Final = tuple(
             "backward_ended",
         ),
         (
-            "current module",
-            _COORDINATOR,
-            "PartitionedParameterCoordinator.fetch_sub_module",
-            _STAGE3,
-            "fetching_for",
-            "fetched_for",
-        ),
-        (
             "fetch and prefetch",
             _COORDINATOR,
             "PartitionedParameterCoordinator._PartitionedParameterCoordinator__all_gather_params",

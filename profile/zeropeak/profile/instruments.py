@@ -50,13 +50,15 @@ class MemoryHistory:
 
     Args:
         max_entries: size of the ring; the oldest entries are lost without a mark when it is full.
+        stacks: note the Python stack of each allocation; it is most of what recording costs.
     """
 
-    def __init__(self, max_entries: int) -> None:
+    def __init__(self, max_entries: int, *, stacks: bool) -> None:
         import torch
 
         self._memory: Any = torch.cuda.memory
         self.max_entries = max_entries
+        self._context = "alloc" if stacks else None
 
     def start(self) -> None:
         """Start recording; Python stacks only, since C++ stacks make dumps take minutes.
@@ -64,9 +66,12 @@ class MemoryHistory:
         Ranges of all threads are noted where torch can (2.8 and newer): ZeRO's backward hooks run on autograd's.
         """
         record = self._memory._record_memory_history
+        if self._context is None:
+            record(max_entries=self.max_entries, stacks="python", context=None)
+            return
         takes_threads = "global_record_annotations" in inspect.signature(record).parameters
         threads = {"global_record_annotations": True} if takes_threads else {}
-        record(max_entries=self.max_entries, stacks="python", context="alloc", **threads)
+        record(max_entries=self.max_entries, stacks="python", context=self._context, **threads)
 
     def save(self, path: Path) -> int:
         """Write the snapshot (gzip pickle) and stop; returns the entries of the fullest device's ring."""

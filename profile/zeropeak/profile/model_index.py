@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from zeropeak.profile.labels import Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from zeropeak.profile.eventlog import EventLog
     from zeropeak.profile.storages import Storages
@@ -42,6 +43,9 @@ class ModelIndex:
             if param is not None
         }
         self._owners = [owner_of[id(param)] for param in self._params]
+        self._persistent = [number for number, param in enumerate(self._params) if getattr(param, "ds_persist", False)]
+        self._shards: list[Callable[[], Any]] = [_nothing] * len(self._params)
+        self._buffers_known = False
 
     def module_id(self, module: object) -> int | None:
         """Id of a module; None for one that is not in the model."""
@@ -58,11 +62,14 @@ class ModelIndex:
 
     def ids_of(self, params: Iterable[object]) -> list[int]:
         """Ids of those of ``params`` that are in the model, ascending."""
-        return sorted(number for param in params if (number := self.param_ids.get(id(param))) is not None)
+        known = self.param_ids
+        return sorted([known[id(param)] for param in params if id(param) in known])
 
     def target(self, param_ids: list[int]) -> str:
         """Readable target of an event on parameters: the common module, else the first module and how many follow."""
-        owners = list(dict.fromkeys(self._owners[number] for number in param_ids))
+        if len(param_ids) == 1:
+            return self.module_names[self._owners[param_ids[0]]] or "model"
+        owners = list(dict.fromkeys([self._owners[number] for number in param_ids]))
         if not owners:
             return "parameters"
         first = self.module_names[owners[0]] or "model"
@@ -102,8 +109,11 @@ class ModelIndex:
     def register_storages(self, storages: Storages, optimizer: Any) -> None:
         """Register what is alive now and not yet known: shards, masters, optimizer states, gradients, buffers."""
         for number, param in enumerate(self._params):
-            name = self.param_names[number]
             shard = getattr(param, "ds_tensor", None)
+            if shard is not None and self._shards[number]() is shard and param.grad is None:
+                continue  # known from an earlier mark, as all but a few are
+            self._shards[number] = _nothing if shard is None else weakref.ref(shard)
+            name = self.param_names[number]
             if shard is None:
                 storages.register(param.data, Stored.PARAM_REPLICATED, name, number)
             else:
@@ -112,14 +122,20 @@ class ModelIndex:
                 storages.register(
                     shard, Stored.PARAM_SHARD, "flat shards" if shared else name, None if shared else number
                 )
-                if getattr(param, "ds_persist", False):
-                    storages.register(param.data, Stored.PARAM_PERSISTENT, name, number)
             if param.grad is not None:
                 storages.register(param.grad, Stored.GRADIENT_FULL, name, number)
-        for name, buffer in self.model.named_buffers():
-            storages.register(buffer, Stored.MODULE_BUFFER, name)
+        for number in self._persistent:
+            storages.register(self._params[number], Stored.PARAM_PERSISTENT, self.param_names[number], number)
+        if not self._buffers_known:
+            self._buffers_known = True
+            for name, buffer in self.model.named_buffers():
+                storages.register(buffer, Stored.MODULE_BUFFER, name)
         for category, owner, tensor in _optimizer_tensors(optimizer):
             storages.register(tensor, category, owner)
+
+
+def _nothing() -> None:
+    """Stands for the reference to a shard before there is one."""
 
 
 _OPTIMIZER_TENSORS = (

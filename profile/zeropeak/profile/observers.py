@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zeropeak.profile.guard import RAISED
 from zeropeak.profile.labels import Kind, Stored
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from zeropeak.profile.holders import SequenceSpans
     from zeropeak.profile.model_index import ModelIndex
-    from zeropeak.profile.recorder import OpenEvent, Recorder
-    from zeropeak.profile.storages import Storages
+    from zeropeak.profile.recorder import Known, OpenEvent, Recorder
+    from zeropeak.profile.storages import Alive, Storages
 
 
 class Observers:
@@ -28,7 +28,8 @@ class Observers:
         self.storages = storages
         self.index: ModelIndex | None = None
         self.spans: SequenceSpans | None = None
-        self._modules: dict[tuple[int, bool], list[OpenEvent]] = {}
+        self._modules: dict[int, _Module] = {}
+        self._frees: dict[int, Known] = {}
         self._contexts: dict[int, OpenEvent] = {}
         self._local = threading.local()
 
@@ -40,73 +41,85 @@ class Observers:
 
     def forward_begins(self, offload: object, module: Any, *_: object) -> None:
         """A module's forward begins, before its parameters are fetched."""
+        self._local.module = module
         self.module_begins(module, forward=True)
 
     def forward_ended(self, token: object, result: object, offload: object, module: Any, *_: object) -> None:
         """A module's forward ended and its parameters were released."""
+        self._local.module = None
         self.module_ended(module, forward=True)
 
     def backward_begins(self, offload: object, module: Any, *_: object) -> None:
         """A module's backward begins, before its parameters are fetched."""
+        self._local.module = module
         self.module_begins(module, forward=False)
 
     def backward_ended(self, token: object, result: object, offload: object, module: Any, *_: object) -> None:
         """A module's backward ended and its parameters were released."""
+        self._local.module = None
         self.module_ended(module, forward=False)
 
     def module_begins(self, module: Any, *, forward: bool) -> None:
         """Open a module's range."""
         if self.index is None:
             return
-        number = self.index.module_id(module)
+        about = self._modules.get(id(module)) or self._learn(module)
         if forward and self.spans is not None:
-            self.spans.enter(number)
-        target = f"{self.index.module_name(module)} {'forward' if forward else 'backward'}"
-        opened = self.recorder.begin(Kind.MODULE, target, number, nested=False)
-        self._modules.setdefault((id(module), forward), []).append(opened)
+            self.spans.enter(about.number)
+        known = about.forward if forward else about.backward
+        about.open.append((forward, self.recorder.begin(known, about.number, (), False)))
 
     def module_ended(self, module: Any, *, forward: bool) -> None:
         """Close a module's innermost range."""
         if self.index is None:
             return
+        about = self._modules.get(id(module)) or self._learn(module)
         if forward and self.spans is not None:
-            self.spans.leave(self.index.module_id(module))
-        opened = self._modules.get((id(module), forward))
-        if opened:
-            self.recorder.end(opened.pop())
+            self.spans.leave(about.number)
+        for place in range(len(about.open) - 1, -1, -1):
+            if about.open[place][0] is forward:
+                self.recorder.end(about.open.pop(place)[1])
+                return
 
     def end_modules(self) -> None:
         """Close modules that are still open: the phase ended without their hook (no gradient, or an exception)."""
-        for opened in self._modules.values():
-            while opened:
-                self.recorder.end(opened.pop())
+        for about in self._modules.values():
+            while about.open:
+                self.recorder.end(about.open.pop()[1])
+
+    def _learn(self, module: Any) -> _Module:
+        assert self.index is not None
+        name, known = self.index.module_name(module), self.recorder.known
+        # A leaf module (z3_leaf_module) is fetched and released with everything below it.
+        own = module.parameters() if getattr(module, "_z3_leaf", False) else module._parameters.values()
+        about = _Module(
+            self.index.module_id(module),
+            known(Kind.MODULE, f"{name} forward"),
+            known(Kind.MODULE, f"{name} backward"),
+            known(Kind.RELEASE, name),
+            [param for param in own if param is not None],
+            [],
+        )
+        self._modules[id(module)] = about
+        return about
 
     # Fetch, prefetch, wait
-
-    def fetching_for(self, coordinator: object, module: Any, *_: object, **__: object) -> None:
-        """The coordinator fetches for ``module``: what it gathers of the module's own is a fetch, the rest prefetch."""
-        self._local.module = module
-
-    def fetched_for(self, *_: object, **__: object) -> None:
-        """The coordinator is done with the module."""
-        self._local.module = None
 
     def gather_launches(self, coordinator: object, params: Iterable[Any], *_: object, **__: object) -> OpenEvent | None:
         """An all-gather is launched for ``params``."""
         if self.index is None:
             return None
-        missing = [param for param in params if param.ds_status.name == "NOT_AVAILABLE"]
+        missing = [param for param in params if _status(param) == "NOT_AVAILABLE"]
         if not missing:
             return None
         module = getattr(self._local, "module", None)
         own = module is not None and all(self._uses(module, param) for param in missing)
         ids = self.index.ids_of(missing)
         if own:
-            return self.recorder.begin(
-                Kind.FETCH, self.index.module_name(module), self.index.module_id(module), params=ids
-            )
+            known = self.recorder.known(Kind.FETCH, self.index.module_name(module))
+            return self.recorder.begin(known, self.index.module_id(module), ids)
         running = self.index.module_id(module) if module is not None else None
-        return self.recorder.begin(Kind.PREFETCH, self.index.target(ids), running, params=ids)
+        return self.recorder.begin(self.recorder.known(Kind.PREFETCH, self.index.target(ids)), running, ids)
 
     def ended(self, token: OpenEvent | None, *_: object, **__: object) -> None:
         """Close the event that the ``before`` observer opened."""
@@ -152,12 +165,9 @@ class Observers:
         opened, params = token
         if result is not RAISED:
             for param in params:
-                number = self.index.param_id(param)
-                if number is not None:
-                    storage = self._register_full(param)
-                    self.recorder.log.append(
-                        "event_params", (opened.event_id, number, param.data.untyped_storage().data_ptr(), storage)
-                    )
+                number, storage = self._register_full(param)
+                if number is not None and storage is not None:
+                    self.recorder.moved(opened, number, storage.address, storage.storage_id)
         self.recorder.end(opened)
 
     # Release and free
@@ -168,29 +178,28 @@ class Observers:
         """A module lets go of its parameters; which of them really go is known at the end."""
         if self.index is None:
             return None
-        own = list(module.parameters(recurse=bool(getattr(module, "_z3_leaf", False))))
-        if not own:
+        about = self._modules.get(id(module)) or self._learn(module)
+        if not about.params:
             return None  # containers and activations own nothing: their release is no event
-        held = [param for param in own if param.ds_status.name == "AVAILABLE"]
-        opened = self.recorder.begin(Kind.RELEASE, self.index.module_name(module), self.index.module_id(module))
-        return opened, held
+        held = [param for param in about.params if _status(param) == "AVAILABLE"]
+        return self.recorder.begin(about.release, about.number), held
 
     def release_ended(self, token: tuple[OpenEvent, list[Any]] | None, *_: object, **__: object) -> None:
         """Note the parameters that went: not those that stay for reuse, or because they are small."""
         if token is None or self.index is None:
             return
         opened, held = token
-        for number in self.index.ids_of(param for param in held if param.ds_status.name == "NOT_AVAILABLE"):
-            self.recorder.log.append("event_params", (opened.event_id, number, None, None))
+        for number in self.index.ids_of(param for param in held if _status(param) == "NOT_AVAILABLE"):
+            self.recorder.moved(opened, number)
         self.recorder.end(opened)
 
     def leftovers_begin(self, *_: object) -> OpenEvent | None:
         """Modules whose post-backward hook never fired are released."""
-        return None if self.index is None else self.recorder.begin(Kind.RELEASE, "backward leftovers")
+        return None if self.index is None else self._begin(Kind.RELEASE, "backward leftovers")
 
     def release_all_begins(self, *_: object) -> OpenEvent | None:
         """Every parameter is released, before the optimizer step."""
-        return None if self.index is None else self.recorder.begin(Kind.RELEASE, "all parameters")
+        return None if self.index is None else self._begin(Kind.RELEASE, "all parameters")
 
     def free_begins(self, param: Any) -> tuple[int, Any, int, bool] | None:
         """A parameter is about to let go of its full storage."""
@@ -199,18 +208,17 @@ class Observers:
             # logged: gloo drops its last reference on a thread whose frees no profiler reports.
             self.storages.register(param.data, Stored.PARAM_FULL, None)
             return None
-        number = self.index.param_id(param)
-        if number is None or not param.data.numel():
-            return None
-        self._register_full(param)
-        storage = self.storages.find(param.data)
-        if storage is None:
+        number, storage = self._register_full(param)
+        if number is None or storage is None:
             return None
         # With one rank in the group nothing is gathered: the full parameter is the shard, and stays by design.
         shard = getattr(param, "ds_tensor", None)
         kept = shard is not None and shard.untyped_storage()._cdata == param.data.untyped_storage()._cdata
         released = None if kept else storage.storage_id
-        event = self.recorder.point(Kind.FREE, self.index.param_names[number], [(number, storage.address, released)])
+        known = self._frees.get(number)
+        if known is None:
+            known = self._frees[number] = self.recorder.known(Kind.FREE, self.index.param_names[number])
+        event = self.recorder.point(known, number, storage.address, released)
         return number, storage, event, kept
 
     def free_ended(self, token: tuple[int, Any, int, bool] | None, result: object, *_: object) -> None:
@@ -226,9 +234,8 @@ class Observers:
         """``GatheredParameters`` gathers."""
         if self.index is not None and context.enabled:
             ids = self.index.ids_of(context.params)
-            self._contexts[id(context)] = self.recorder.begin(
-                Kind.GATHER, self.index.target(ids), None, params=ids, nested=False
-            )
+            known = self.recorder.known(Kind.GATHER, self.index.target(ids))
+            self._contexts[id(context)] = self.recorder.begin(known, None, ids, nested=False)
             self._local.in_context = True
 
     def gathered_open(self, token: object, result: object, context: Any) -> None:
@@ -250,9 +257,9 @@ class Observers:
         """A parameter is gathered by ``param.all_gather()``: used outside the module that owns it."""
         if self.index is None or getattr(self._local, "in_context", False):
             return None
-        missing = [param for param in params if param.ds_status.name == "NOT_AVAILABLE"]
+        missing = [param for param in params if _status(param) == "NOT_AVAILABLE"]
         ids = self.index.ids_of(missing)
-        return self.recorder.begin(Kind.GATHER, self.index.target(ids), None, params=ids) if ids else None
+        return self._begin(Kind.GATHER, self.index.target(ids), ids) if ids else None
 
     def external_ended(
         self, token: OpenEvent | None, result: object, init: object, params: Any, *_: object, **__: object
@@ -277,7 +284,7 @@ class Observers:
             if not params:
                 return None
             ids = self.index.ids_of(params)
-        return self.recorder.begin(Kind.REDUCE, "gradients", None, params=ids)
+        return self._begin(Kind.REDUCE, "gradients", ids)
 
     def reduce_scatters(self, buffer: Any, *_: object, **__: object) -> None:
         """A flat buffer of gradients goes into a collective, whose thread may be the last to let go of it."""
@@ -286,11 +293,11 @@ class Observers:
 
     def all_gather_begins(self, *_: object, **__: object) -> OpenEvent | None:
         """Stages 1 and 2 gather the updated parameters."""
-        return None if self.index is None else self.recorder.begin(Kind.ALL_GATHER, "updated parameters")
+        return None if self.index is None else self._begin(Kind.ALL_GATHER, "updated parameters")
 
     def step_begins(self, *_: object, **__: object) -> OpenEvent | None:
         """The optimizer steps."""
-        return None if self.index is None else self.recorder.begin(Kind.STEP)
+        return None if self.index is None else self._begin(Kind.STEP)
 
     # Shared
 
@@ -300,20 +307,24 @@ class Observers:
         # Parameters are written at the end, when their full storage exists.
         running = getattr(self._local, "module", None)
         opened = self.recorder.begin(
-            Kind.WAIT,
-            self.index.target(self.index.ids_of(params)),
+            self.recorder.known(Kind.WAIT, self.index.target(self.index.ids_of(params))),
             self.index.module_id(running) if running is not None else None,
         )
         return opened, params
 
-    def _register_full(self, param: Any) -> int | None:
+    def _begin(self, kind: Kind, target: str = "", params: Iterable[int] = ()) -> OpenEvent:
+        """An event that no module's hook reports."""
+        return self.recorder.begin(self.recorder.known(kind, target), None, params)
+
+    def _register_full(self, param: Any) -> tuple[int | None, Alive | None]:
+        """The parameter's id, and the storage that it has now: registered, if it was not."""
         assert self.index is not None
         number = self.index.param_id(param)
         if number is None:
-            return None
+            return None, None
         persistent = getattr(param, "ds_persist", False)
-        return self.storages.register(
-            param.data,
+        return number, self.storages.register(
+            param,
             Stored.PARAM_PERSISTENT if persistent else Stored.PARAM_FULL,
             self.index.param_names[number],
             number,
@@ -329,6 +340,23 @@ class Observers:
             return True
         # A leaf module (z3_leaf_module) is fetched with everything below it.
         return bool(getattr(module, "_z3_leaf", False)) and any(own is param for own in module.parameters())
+
+
+class _Module(NamedTuple):
+    """What is looked up once for a module: its id, its events, its parameters; and its open ranges (forward or not)."""
+
+    number: int | None
+    forward: Known
+    backward: Known
+    release: Known
+    params: list[Any]
+    open: list[tuple[bool, OpenEvent]]
+
+
+def _status(param: Any) -> str:
+    """Name of the parameter's ZeRO status; not through ``name``, which is a call into Python each time."""
+    status: str = param.ds_status._name_
+    return status
 
 
 def _private(handle: Any, name: str) -> Any:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from zeropeak.profile.labels import Edge, Kind, Phase, event_id, range_name
+from zeropeak.profile.eventlog import FLUSH_VALUES
+from zeropeak.profile.labels import Kind, Phase, event_id, range_name
+from zeropeak.profile.packed import BEGIN, END, NONE, POINT, Context, What
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -17,30 +18,80 @@ if TYPE_CHECKING:
     from zeropeak.profile.ranges import Ranges
 
 
-@dataclass(slots=True)
 class Position:
-    """Where training is: set by the engine's hooks, stamped on every event."""
+    """Where training is: set by the engine's hooks, stamped on every event.
 
-    step: int = -1
-    micro_step: int = 0
-    phase: Phase | None = None
+    Attributes:
+        step: optimizer step, -1 before the first forward.
+        micro_step: within the step.
+        phase: what the loop is doing.
+        version: counts the changes.
+    """
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.micro_step = 0
+        self.phase: Phase | None = None
+        self.version = 0
+
+    def move(self, *, step: int, micro_step: int) -> None:
+        """A new micro-step begins."""
+        self.step, self.micro_step = step, micro_step
+        self.version += 1
+
+    def enter(self, phase: Phase | None) -> None:
+        """A phase begins, or None: it ended."""
+        self.phase = phase
+        self.version += 1
 
 
-@dataclass(slots=True, eq=False)
 class OpenEvent:
     """An event that has begun."""
 
-    event_id: int
-    kind: Kind
-    target: str
-    module_id: int | None
-    nested: bool
-    parent: int | None
-    tokens: list[object] = field(default_factory=list)
+    __slots__ = ("event_id", "nested", "parent", "read", "tokens", "what")
+
+    def __init__(self, event_id: int, what: int, parent: int | None, nested: bool, read: bool) -> None:
+        self.event_id = event_id
+        self.what = what
+        self.parent = parent
+        self.nested = nested
+        self.read = read
+        self.tokens: list[object] = []
+
+
+class _Thread:
+    """What the recorder keeps for each thread: its open events, and its context as of a position's version."""
+
+    __slots__ = ("context", "native_id", "stack", "version")
+
+    def __init__(self) -> None:
+        self.native_id = threading.get_native_id()
+        self.stack: list[OpenEvent] = []
+        self.version = -1
+        self.context = 0
+
+
+class Known(NamedTuple):
+    """A kind and target that :meth:`Recorder.known` has looked up: what happens again and again is looked up once.
+
+    Attributes:
+        number: in the log's ``whats``.
+        name: of its range.
+        category: its kind's word.
+        read: whether its events read the counters.
+    """
+
+    number: int
+    name: str
+    category: str
+    read: bool
 
 
 class Recorder:
     """Writes events of one rank.
+
+    Runs thousands of times a step, so it is written for few calls: what repeats is looked up, what does not is one row
+    of integers (``benchmarks/overhead.py`` has the figures).
 
     Args:
         rank: global rank.
@@ -48,10 +99,19 @@ class Recorder:
         ranges: where the same events show as ranges.
         counters: the device's allocator counters.
         clock: monotonic nanoseconds.
+        sampled: read the counters at every event; otherwise at phases only, where something else (the allocator's
+            history, torch.profiler) records the memory: one reading costs more than all the rest of an event.
     """
 
     def __init__(
-        self, rank: int, log: EventLog, ranges: Iterable[Ranges], counters: Counters, clock: Callable[[], int]
+        self,
+        rank: int,
+        log: EventLog,
+        ranges: Iterable[Ranges],
+        counters: Counters,
+        clock: Callable[[], int],
+        *,
+        sampled: bool = True,
     ) -> None:
         self.rank = rank
         self.log = log
@@ -59,115 +119,134 @@ class Recorder:
         self.counters = counters
         self.clock = clock
         self._ranges = list(ranges)
-        self._sequence = itertools.count(1)
+        self._sampled = sampled
+        self._next = itertools.count(event_id(rank, 1)).__next__
         self._local = threading.local()
+        self._known: dict[str, Known] = {}
+        self._add = log.adder("events")
+        self._add_param = log.adder("event_params")
+        self._params = log.packed["event_params"]
+
+    def known(self, kind: Kind, target: str = "") -> Known:
+        """What stands for a kind and the name it acts on; see :func:`zeropeak.profile.labels.range_name`."""
+        # A key of text: an enum member's hash is a call into Python.
+        known = self._known.get(kind + target)
+        if known is None:
+            number = self.log.whats.of(What(kind, target))
+            known = Known(number, range_name(kind, target), kind.value, self._sampled or kind is Kind.PHASE)
+            known = self._known.setdefault(kind + target, known)
+        return known
 
     def begin(
-        self,
-        kind: Kind,
-        target: str = "",
-        module_id: int | None = None,
-        params: Iterable[int] = (),
-        nested: bool = True,
+        self, known: Known, module_id: int | None = None, params: Iterable[int] = (), nested: bool = True
     ) -> OpenEvent:
         """Open an event.
 
         Args:
-            kind: what it is.
-            target: name it acts on; see :func:`zeropeak.profile.labels.range_name`.
+            known: what it is, and on what.
             module_id: module that is running or letting go.
             params: ids of the parameters it moves.
             nested: it ends on this thread before anything that is open now; False for modules, phases and gathers.
         """
-        stack = self._stack()
-        opened = OpenEvent(
-            event_id(self.rank, next(self._sequence)), kind, target, module_id, nested, self._innermost(stack)
-        )
-        self._write(Edge.BEGIN, opened)
+        thread = self._thread()
+        stack = thread.stack
+        parent = stack[-1].event_id if stack else None
+        opened = OpenEvent(self._next(), known.number, parent, nested, known.read)
+        self._write(BEGIN, opened, module_id, thread.context, self.counters.stream() if nested else None)
         for param in params:
-            self.log.append("event_params", (opened.event_id, param, None, None))
-        name = range_name(kind, target)
+            self._add_param((opened.event_id, param, NONE, NONE))
         for ranges in self._ranges:
             show = ranges.push if nested else ranges.start
-            opened.tokens.append(show(name, kind.value, opened.event_id))
+            opened.tokens.append(show(known.name, known.category, opened.event_id))
         if nested:
             stack.append(opened)
         return opened
 
     def end(self, opened: OpenEvent) -> None:
         """Close an event, and first whatever is still open inside it: an exception can skip an inner end."""
+        thread = self._thread()
         if opened.nested:
-            stack = self._stack()
+            stack = thread.stack
             while opened in stack and (inner := stack.pop()) is not opened:
-                self._close(inner)
-        self._close(opened)
+                self._close(inner, thread)
+        self._close(opened, thread)
 
-    def _close(self, opened: OpenEvent) -> None:
+    def _close(self, opened: OpenEvent, thread: _Thread) -> None:
         for ranges, token in zip(reversed(self._ranges), reversed(opened.tokens), strict=True):
             (ranges.pop if opened.nested else ranges.end)(token)
-        self._write(Edge.END, opened)
+        self._write(END, opened, None, thread.context, None)
 
-    def point(
-        self, kind: Kind, target: str, params: Iterable[tuple[int, int, int | None]], module_id: int | None = None
-    ) -> int:
+    def point(self, known: Known, param_id: int, address: int, storage_id: int | None) -> int:
         """Record a moment.
 
         Args:
-            kind: what it is.
-            target: name it acts on.
-            params: (parameter id, address, storage id) of what it drops; no storage id for one that stays by design.
-            module_id: module that owns it.
+            known: what it is, and on what.
+            param_id: parameter that it drops.
+            address: of its full storage.
+            storage_id: registered storage; None for one that stays by design.
 
         Returns:
             The event's id.
         """
-        stack = self._stack()
-        moment = OpenEvent(
-            event_id(self.rank, next(self._sequence)), kind, target, module_id, True, self._innermost(stack)
-        )
-        self._write(Edge.POINT, moment)
-        for param, address, storage in params:
-            self.log.append("event_params", (moment.event_id, param, address, storage))
-        name = range_name(kind, target)
+        thread = self._thread()
+        stack = thread.stack
+        moment = OpenEvent(self._next(), known.number, stack[-1].event_id if stack else None, True, known.read)
+        self._write(POINT, moment, None, thread.context, self.counters.stream())
+        self._add_param((moment.event_id, param_id, address, NONE if storage_id is None else storage_id))
         for ranges in self._ranges:
-            ranges.mark(name, kind.value, moment.event_id)
+            ranges.mark(known.name, known.category, moment.event_id)
         return moment.event_id
+
+    def moved(self, opened: OpenEvent, param_id: int, address: int = NONE, storage_id: int = NONE) -> None:
+        """Note a parameter that an event moved, known only while it runs.
+
+        Args:
+            opened: the event.
+            param_id: the parameter.
+            address: of its full storage, where it exists.
+            storage_id: registered storage.
+        """
+        self._add_param((opened.event_id, param_id, address, storage_id))
 
     def current(self) -> int | None:
         """Id of the innermost nested event on this thread."""
-        return self._innermost(self._stack())
-
-    @staticmethod
-    def _innermost(stack: list[OpenEvent]) -> int | None:
+        stack = self._thread().stack
         return stack[-1].event_id if stack else None
 
-    def _stack(self) -> list[OpenEvent]:
+    def _thread(self) -> _Thread:
         try:
-            stack: list[OpenEvent] = self._local.stack
+            thread: _Thread = self._local.thread
         except AttributeError:
-            stack = self._local.stack = []
-            self._local.thread = threading.get_native_id()
-        return stack
-
-    def _write(self, edge: Edge, event: OpenEvent) -> None:
-        reading = self.counters.read()
+            thread = self._local.thread = _Thread()
         position = self.position
-        self.log.append(
-            "events",
+        if thread.version != position.version:
+            thread.version = position.version
+            phase = position.phase.value if position.phase else None
+            thread.context = self.log.contexts.of(Context(thread.native_id, position.step, position.micro_step, phase))
+        return thread
+
+    def _write(self, edge: int, event: OpenEvent, module_id: int | None, context: int, stream: int | None) -> None:
+        allocated = reserved = NONE
+        if event.read:
+            reading = self.counters.read()
+            if reading.allocated_bytes is not None:
+                allocated = reading.allocated_bytes
+            if reading.reserved_bytes is not None:
+                reserved = reading.reserved_bytes
+        now = self.clock()
+        self._add(
             (
                 event.event_id,
-                edge.value,
-                self.clock(),
-                event.kind.value,
-                event.target,
-                event.module_id,
-                self._local.thread,
-                position.step,
-                position.micro_step,
-                position.phase.value if position.phase else None,
-                self.counters.stream(),
-                reading.allocated_bytes,
-                reading.reserved_bytes,
-                event.parent,
-            ),
+                edge,
+                now,
+                event.what,
+                NONE if module_id is None else module_id,
+                context,
+                NONE if stream is None else stream,
+                allocated,
+                reserved,
+                NONE if edge == END or event.parent is None else event.parent,
+            )
         )
+        if now > self.log.due_ns or len(self._params) > FLUSH_VALUES:
+            self.log.flush()

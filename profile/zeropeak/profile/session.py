@@ -48,7 +48,9 @@ class Session:
         ranges: where events show beside the log.
         node: index of the node.
         holder_step: step in whose forward the autograd graph is searched for holders; None for never.
-        clock: monotonic nanoseconds; injected in tests.
+        sampled: read the counters at every event; see :class:`~zeropeak.profile.recorder.Recorder`.
+        clock: monotonic nanoseconds; injected in tests, and the count of happenings in a prediction.
+        address: gives a storage's address where the storage itself has none.
     """
 
     def __init__(
@@ -61,13 +63,15 @@ class Session:
         ranges: Iterable[Ranges] = (),
         node: int = 0,
         holder_step: int | None = 0,
+        sampled: bool = True,
         clock: Callable[[], int] = time.monotonic_ns,
+        address: Callable[[Any], int] | None = None,
     ) -> None:
         self.folder = run_dir / "raw" / f"rank-{rank}"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = EventLog(self.folder, clock)
-        self.recorder = Recorder(rank, self.log, ranges, counters, clock)
-        self.storages = Storages(self.log, clock)
+        self.recorder = Recorder(rank, self.log, ranges, counters, clock, sampled=sampled)
+        self.storages = Storages(self.log, clock, address)
         self.observers = Observers(self.recorder, self.storages)
         self.guard = Guard(self._failed)
         self.patches = Patches()
@@ -152,8 +156,10 @@ class Session:
 
     def _forward_begins(self, engine: Any, *_: Any, **__: Any) -> None:
         position = self.recorder.position
-        position.step = int(engine.global_steps)
-        position.micro_step = int(engine.micro_steps) % max(1, int(engine.gradient_accumulation_steps()))
+        position.move(
+            step=int(engine.global_steps),
+            micro_step=int(engine.micro_steps) % max(1, int(engine.gradient_accumulation_steps())),
+        )
         training = bool(engine.module.training)
         self._phase_begins(Phase.FORWARD if training else Phase.EVAL)
         if position.step == self._holder_step:
@@ -195,14 +201,14 @@ class Session:
 
     def _phase_begins(self, phase: Phase) -> None:
         self._phase_ended()
-        self.recorder.position.phase = phase
-        self._phase = self.recorder.begin(Kind.PHASE, phase.value, nested=False)
+        self.recorder.position.enter(phase)
+        self._phase = self.recorder.begin(self.recorder.known(Kind.PHASE, phase.value), nested=False)
 
     def _phase_ended(self) -> None:
         if self._phase is not None:
             self.recorder.end(self._phase)
             self._phase = None
-            self.recorder.position.phase = None
+            self.recorder.position.enter(None)
 
     # Marks
 

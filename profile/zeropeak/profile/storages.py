@@ -11,12 +11,13 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zeropeak.profile.labels import Edge, Stored
+from zeropeak.profile.packed import BEGIN, END, NONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zeropeak.profile.eventlog import EventLog
+    from zeropeak.profile.labels import Stored
 
 
 class Alive(NamedTuple):
@@ -43,11 +44,14 @@ class Storages:
     Args:
         log: receives rows of the ``storages`` stream.
         clock: monotonic nanoseconds.
+        address: gives a storage's address; a prediction's storages have none of their own.
     """
 
-    def __init__(self, log: EventLog, clock: Callable[[], int]) -> None:
+    def __init__(self, log: EventLog, clock: Callable[[], int], address: Callable[[Any], int] | None = None) -> None:
         self._log = log
         self._clock = clock
+        self._add = log.adder("storages")
+        self.address = address or _data_pointer
         self._ids = itertools.count(1)
         self._alive: dict[int, Alive] = {}  # by the storage's C++ address, which is unique while it lives
         self._released: dict[int, Released] = {}  # by storage id
@@ -56,7 +60,7 @@ class Storages:
 
     def register(
         self, tensor: Any, category: Stored, owner: str | None, param_id: int | None = None, event_id: int | None = None
-    ) -> int | None:
+    ) -> Alive | None:
         """Register the storage under ``tensor``, once while it lives.
 
         Args:
@@ -67,33 +71,38 @@ class Storages:
             event_id: event that was open.
 
         Returns:
-            The storage's id, or None for a tensor without memory.
+            The storage, or None for a tensor without memory.
         """
-        self.drain()
+        if self._ended:
+            self.drain()
         storage = tensor.untyped_storage()
-        size = storage.nbytes()
-        if not size:
-            return None
         key = storage._cdata
         known = self._alive.get(key)
         if known is not None:
-            return known.storage_id
+            return known
+        size = storage.nbytes()
+        if not size:
+            return None
         number = next(self._ids)
         ended = self._ended
         clock = self._clock
         reference = weakref.ref(storage, lambda _: ended.append((key, number, clock())))
-        entry = Alive(number, size, storage.data_ptr(), param_id, reference)
-        self._alive[key] = entry
-        self._log.append(
-            "storages",
-            (number, Edge.BEGIN.value, clock(), entry.address, size, category.value, owner, param_id, event_id),
+        entry = self._alive[key] = Alive(number, size, self.address(storage), param_id, reference)
+        texts = self._log.texts
+        self._add(
+            (
+                number,
+                BEGIN,
+                clock(),
+                entry.address,
+                size,
+                texts.of(category.value),
+                NONE if owner is None else texts.of(owner),
+                NONE if param_id is None else param_id,
+                NONE if event_id is None else event_id,
+            ),
         )
-        return number
-
-    def find(self, tensor: Any) -> Alive | None:
-        """The registered storage under ``tensor``."""
-        self.drain()
-        return self._alive.get(tensor.untyped_storage()._cdata)
+        return entry
 
     def release(self, storage: Alive, param_id: int, event_id: int) -> None:
         """Note that a parameter let go of a storage; it is :meth:`released_alive` until it ends."""
@@ -113,10 +122,15 @@ class Storages:
             if entry is not None and entry.storage_id == number:
                 del self._alive[key]
             self._released.pop(number, None)
-            self._log.append("storages", (number, Edge.END.value, ts_ns, None, None, None, None, None, None))
+            self._add((number, END, ts_ns, NONE, NONE, NONE, NONE, NONE, NONE))
 
     def close(self) -> None:
         """Drop every reference, so that no callback runs afterwards."""
         self.drain()
         self._alive.clear()
         self._released.clear()
+
+
+def _data_pointer(storage: Any) -> int:
+    address: int = storage.data_ptr()
+    return address

@@ -98,9 +98,10 @@ def _start_instruments(plan: Plan) -> tuple[Any, Any]:
     cuda = plan.device == "cuda"
     profiler = TorchProfiler(cuda=cuda) if plan.tool == "torch" or not cuda else None
     history = None
-    if plan.tool == "torch" and cuda:
+    if cuda:
         layers: int = plan.model["layers"]  # type: ignore[assignment]
-        history = MemoryHistory(history_entries(layers, plan.steps * plan.grad_accum))
+        entries = history_entries(layers, plan.steps * plan.grad_accum)
+        history = MemoryHistory(entries, stacks=plan.tool == "torch")
     for instrument in (profiler, history):
         if instrument is not None:
             instrument.start()
@@ -125,6 +126,8 @@ def _session(plan: Plan, run_dir: Path, rank: int, device: Any) -> Any:
         counters=counters,
         ranges=ranges,
         node=int(os.environ.get("GROUP_RANK", "0")),
+        # The allocator's history has every block, from which the bytes at each event follow.
+        sampled=False,
     )
     session.note(nvtx="on" if plan.tool == "nsys" and INJECTION_VARIABLE in os.environ else "off", versions=_versions())
     return session

@@ -23,6 +23,9 @@ def build_model(plan: Plan, device: Any) -> Any:
     import deepspeed
     import torch
 
+    # Now: where it is first imported inside zero.Init, it finds tensor constructors replaced and raises.
+    import torch._dynamo
+
     dtype = getattr(torch, DTYPES[plan.dtype])
     zero: dict[str, Any] = plan.ds_config["zero_optimization"]  # type: ignore[assignment]
     partitioned = (
