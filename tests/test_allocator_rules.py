@@ -45,11 +45,12 @@ def test_sizes_of_blocks_and_segments(requested: int, allocated: int, reserved: 
     allocator = Allocator()
     allocator.allocate(1, requested)
     assert (allocator.allocated_bytes, allocator.reserved_bytes) == (allocated, reserved)
+    assert allocator.block_bytes(1) == allocated
 
 
 def test_zero_bytes_take_nothing() -> None:
     allocator = Allocator()
-    assert allocator.allocate(1, 0) == 0
+    assert allocator.allocate(1, 0) == allocator.block_bytes(1) == 0
     assert allocator.free(1) == 0
     assert allocator.reserved_bytes == 0
 
@@ -343,6 +344,21 @@ def test_only_a_new_allocator_adopts() -> None:
         Allocator().adopt([twice])
 
 
+def test_a_free_in_the_middle_of_another_call_waits_for_its_end() -> None:
+    seen: list[tuple[int, int]] = []
+
+    def changed(change: SegmentChange) -> None:
+        if allocator.allocated_bytes:
+            seen.append((allocator.free(2), allocator.allocated_bytes))
+
+    allocator = Allocator(changed=changed)
+    places = [allocator.allocate(key, 4 * MIB) for key in (1, 2, 3)]
+    allocator.allocate(4, 64 * MIB)
+    assert seen == [(places[1], 12 * MIB)]
+    assert allocator.allocated_bytes == 72 * MIB
+    assert allocator.allocate(5, 4 * MIB) == places[1]
+
+
 def test_wrong_use_is_an_error() -> None:
     allocator = Allocator(lag=None)
     allocator.allocate(1, 8)
@@ -350,7 +366,7 @@ def test_wrong_use_is_an_error() -> None:
         allocator.allocate(1, 8)
     with pytest.raises(ValueError, match="block 2 of -1 bytes"):
         allocator.allocate(2, -1)
-    for call in (allocator.free, lambda key: allocator.record_stream(key, 7)):
+    for call in (allocator.free, allocator.block_bytes, lambda key: allocator.record_stream(key, 7)):
         with pytest.raises(KeyError):
             call(2)
     with pytest.raises(ValueError, match="not -1"):

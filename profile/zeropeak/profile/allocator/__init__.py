@@ -15,9 +15,9 @@ measured against real histories.
 
 from zeropeak.profile.allocator.conf import read_conf, read_environment
 from zeropeak.profile.allocator.device import OutOfMemory, SegmentChange
+from zeropeak.profile.allocator.held import HeldBlock, HeldSegment
 from zeropeak.profile.allocator.model import Allocator
 from zeropeak.profile.allocator.replay import Curve, Step, replay
-from zeropeak.profile.allocator.segments import HeldBlock, HeldSegment
 from zeropeak.profile.allocator.settings import Settings
 
 __all__ = [

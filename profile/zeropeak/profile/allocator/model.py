@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from zeropeak.profile.allocator.blocks import ADDRESS_BITS, Block, Pool, Searches, absorb
 from zeropeak.profile.allocator.device import Device, OutOfMemory, SegmentChange
 from zeropeak.profile.allocator.expandable import ExpandableSegments
-from zeropeak.profile.allocator.segments import FixedSegments, HeldBlock, HeldSegment
+from zeropeak.profile.allocator.held import HeldBlock, HeldSegment, build, show
+from zeropeak.profile.allocator.segments import FixedSegments
 from zeropeak.profile.allocator.settings import SMALL_BYTES, Settings, least_remainder, round_size, segment_bytes
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 class Allocator:
     """Caching allocator of one device in one process.
+
+    Frees may come in the middle of any other call (a garbage collection drops a tensor, whose end calls ``free``): they
+    wait until it is over. Otherwise one thread at a time may use it.
 
     Args:
         settings: as ``read_conf`` or ``read_environment`` gives them; None for torch's defaults.
@@ -64,6 +67,8 @@ class Allocator:
         self._lag = lag
         self._allocations = 0
         self._due: deque[tuple[int, int]] = deque()
+        self._busy = False
+        self._late: list[int] = []
 
     @property
     def reserved_bytes(self) -> int:
@@ -104,6 +109,13 @@ class Allocator:
                 raise ValueError(f"block {key} of {requested_bytes} bytes")
             live[key] = None
             return 0
+        self._busy = True
+        try:
+            return self._allocate(key, requested_bytes, stream)
+        finally:
+            self._catch_up()
+
+    def _allocate(self, key: int, requested_bytes: int, stream: int) -> int:
         due = self._due
         while due and due[0][0] <= self._allocations:
             self._finish(due.popleft()[1])
@@ -117,7 +129,7 @@ class Allocator:
         self._split(block, size)
         block.free = False
         block.key = key
-        live[key] = block
+        self._live[key] = block
         self.allocated_bytes += block.size
         if self.allocated_bytes > self.peak_allocated_bytes:
             self.peak_allocated_bytes = self.allocated_bytes
@@ -132,19 +144,42 @@ class Allocator:
         Raises:
             KeyError: no allocated block has the key.
         """
+        if self._busy:
+            known = self._live[key]
+            self._late.append(key)
+            return 0 if known is None else known.address
         block = self._live.pop(key)
         if block is None:
             return 0
-        self.allocated_bytes -= block.size
         address = block.address
-        if block.streams is None:
-            self._let_go(block)
-        else:
-            self._waiting[key] = block
-            self.waiting_bytes += block.size
-            if self._lag is not None:
-                self._due.append((self._allocations + self._lag, key))
+        self._busy = True
+        try:
+            self.allocated_bytes -= block.size
+            if block.streams is None:
+                self._let_go(block)
+            else:
+                self._waiting[key] = block
+                self.waiting_bytes += block.size
+                if self._lag is not None:
+                    self._due.append((self._allocations + self._lag, key))
+        finally:
+            self._catch_up()
         return address
+
+    def _catch_up(self) -> None:
+        """Be free for other calls again, and do what came in between."""
+        self._busy = False
+        while self._late:
+            self.free(self._late.pop(0))
+
+    def block_bytes(self, key: int) -> int:
+        """Bytes that an allocated block takes, which ``allocated_bytes`` counts: rounded, and with an unsplit rest.
+
+        Raises:
+            KeyError: no allocated block has the key.
+        """
+        block = self._live[key]
+        return 0 if block is None else block.size
 
     def record_stream(self, key: int, stream: int) -> None:
         """Note that another stream uses an allocated block (``Tensor.record_stream``); its own does not count.
@@ -159,24 +194,31 @@ class Allocator:
     def complete(self, key: int) -> None:
         """Note that the other streams are done with a freed block; nothing happens when it does not wait."""
         if key in self._waiting:
-            self._due = deque(line for line in self._due if line[1] != key)
-            self._finish(key)
+            self._busy = True
+            try:
+                self._due = deque(line for line in self._due if line[1] != key)
+                self._finish(key)
+            finally:
+                self._catch_up()
 
     def synchronize(self) -> None:
         """Note that all streams are done with all freed blocks.
 
         torch notices at the next allocation; allocated and reserved bytes show no difference.
         """
-        self._due.clear()
-        for key in list(self._waiting):
-            self._finish(key)
+        self._busy = True
+        try:
+            self._finish_all()
+        finally:
+            self._catch_up()
 
     def empty_cache(self) -> None:
         """Give back to the device what is wholly free (``torch.cuda.empty_cache``)."""
-        self.synchronize()
-        # In torch's order: large before small, streams by their handle.
-        for pools in (self._large, self._small):
-            self._segments.release_all([pools[stream] for stream in sorted(pools)])
+        self._busy = True
+        try:
+            self._release_all()
+        finally:
+            self._catch_up()
 
     def segments(self) -> list[HeldSegment]:
         """All memory held, lowest address first; contiguous mapped memory of an expandable segment is one segment."""
@@ -184,19 +226,7 @@ class Allocator:
         held = [block for pool in pools for block in pool.blocks]
         held += [block for block in self._live.values() if block is not None]
         held += self._waiting.values()
-        found: list[HeldSegment] = []
-        for head in sorted(held, key=attrgetter("address")):
-            if head.previous is not None and head.previous.mapped:
-                continue
-            blocks: list[HeldBlock] = []
-            block: Block | None = head
-            while block is not None and block.mapped:
-                key = None if block.free else block.key
-                blocks.append(HeldBlock(block.address, block.size, key, key in self._waiting))
-                block = block.next
-            size = sum(block.size_bytes for block in blocks)
-            found.append(HeldSegment(head.address, size, head.pool.stream, head.pool.small, tuple(blocks)))
-        return found
+        return show(held, self._waiting)
 
     def adopt(self, segments: Iterable[HeldSegment]) -> None:
         """Begin with segments that are there already, as a memory snapshot shows them.
@@ -212,16 +242,8 @@ class Allocator:
         for segment in held:
             pools = self._small if segment.small else self._large
             pool = pools.setdefault(segment.stream, Pool(segment.small, segment.stream, self._searches))
-            end, before = segment.address, None
-            for part in segment.blocks:
-                if part.address != end:
-                    raise ValueError(f"the blocks of the segment at {segment.address:#x} do not lie side by side")
-                block = Block(part.address, part.size_bytes, pool)
-                block.link(before, None)
-                end, before = end + part.size_bytes, block
+            for block, part in build(segment, pool):
                 self._adopt_block(block, part)
-            if end != segment.address + segment.size_bytes:
-                raise ValueError(f"the blocks of the segment at {segment.address:#x} do not fill it")
             self._device.reserved_bytes += segment.size_bytes
         self.reset_peaks()
 
@@ -265,7 +287,7 @@ class Allocator:
             if block is None and segments.release_some(pool, size):
                 block = segments.grow(pool, size)
             if block is None:
-                self.empty_cache()
+                self._release_all()
                 self.retries += 1
                 block = segments.grow(pool, size)
         if block is None:
@@ -283,6 +305,17 @@ class Allocator:
         remainder.link(block, block.next)
         pool.add(remainder)
         block.size = size
+
+    def _release_all(self) -> None:
+        self._finish_all()
+        # In torch's order: large before small, streams by their handle.
+        for pools in (self._large, self._small):
+            self._segments.release_all([pools[stream] for stream in sorted(pools)])
+
+    def _finish_all(self) -> None:
+        self._due.clear()
+        for key in list(self._waiting):
+            self._finish(key)
 
     def _finish(self, key: int) -> None:
         block = self._waiting.pop(key)

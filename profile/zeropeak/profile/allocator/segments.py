@@ -1,9 +1,8 @@
-"""Segments of fixed size, each from one ``cudaMalloc``; and what segments look like from outside."""
+"""Segments of fixed size, each from one ``cudaMalloc``."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zeropeak.profile.allocator.blocks import ADDRESS_BITS, Block, Pool
@@ -14,29 +13,6 @@ if TYPE_CHECKING:
 
     from zeropeak.profile.allocator.device import Device
     from zeropeak.profile.allocator.settings import Settings
-
-
-@dataclass(frozen=True)
-class HeldBlock:
-    """A stretch of a segment."""
-
-    address: int
-    size_bytes: int
-    key: int | None
-    """Who allocated it; None: free."""
-    waiting: bool = False
-    """Freed, but another stream still uses it: not allocated, not free."""
-
-
-@dataclass(frozen=True)
-class HeldSegment:
-    """Contiguous memory that the allocator holds, with all blocks in it, lowest address first."""
-
-    address: int
-    size_bytes: int
-    stream: int
-    small: bool
-    blocks: tuple[HeldBlock, ...]
 
 
 class FixedSegments:
