@@ -1,6 +1,6 @@
 """A model of PyTorch's caching allocator for CUDA: from allocations and frees to addresses and reserved bytes.
 
-No torch and no device is needed. The rules are those of torch 2.11 to 2.13 (``c10/cuda/CUDACachingAllocator.cpp``,
+No torch and no device is needed. The rules are those of torch 2.9 to 2.13 (``c10/cuda/CUDACachingAllocator.cpp``,
 ``c10/core/AllocatorConfig.cpp``); ``docs/decisions/allocator-model.md`` lists them, what is left out, and the error
 measured against real histories.
 

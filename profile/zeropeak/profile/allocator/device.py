@@ -68,7 +68,7 @@ class Device:
 
     Args:
         total_bytes: memory of the device; None for any amount.
-        outside_bytes: what the process takes from it beside the allocator (context, NCCL, workspaces).
+        outside_bytes: what the process takes from it beside the allocator (context, NCCL).
         settings: the allocator's.
         changed: called with every change of a segment.
     """
