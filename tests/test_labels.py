@@ -34,6 +34,8 @@ def test_other_peoples_names_are_not_ours(name: str) -> None:
     assert labels.parse_range_name(name) is None
 
 
-@pytest.mark.parametrize("module", ["labels", "privacy", "text"])
+@pytest.mark.parametrize(
+    "module", ["allocator", "allocator.conf", "allocator.replay", "allocator.settings", "labels", "privacy", "text"]
+)
 def test_examples_in_docstrings_hold(module: str) -> None:
     assert doctest.testmod(import_module(f"zeropeak.profile.{module}"), raise_on_error=True).attempted > 0

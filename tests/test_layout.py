@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "reports": {"reports", "parse", "profile"},
     "cli": {"cli", "reports", "parse", "profile"},
 }
-SHARED_PROFILE_MODULES = {"zeropeak.profile.labels", "zeropeak.profile.errors", "zeropeak.profile.privacy"}
+SHARED_PROFILE_MODULES = {f"zeropeak.profile.{name}" for name in ("allocator", "errors", "labels", "privacy")}
 
 
 def modules(package: str) -> list[Path]:
@@ -53,11 +53,20 @@ def test_imports_go_upstream_only(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ["parse", "reports"])
-def test_reading_a_run_needs_only_labels_and_errors_of_the_capture(package: str) -> None:
+def test_reading_a_run_needs_only_what_the_capture_shares(package: str) -> None:
     for path in modules(package):
         for name in imported(path):
             if name.split(".")[1] == "profile" and name != "zeropeak.profile":
                 assert ".".join(name.split(".")[:3]) in SHARED_PROFILE_MODULES, f"{path.name} imports {name}"
+
+
+def test_the_allocator_model_needs_nothing_but_errors() -> None:
+    for path in modules("profile"):
+        if path.parent.name == "allocator":
+            names = {name for name in imported(path) if not name.startswith("zeropeak.profile.allocator")}
+            assert all(name.startswith("zeropeak.profile.errors") for name in names), f"{path.name} imports {names}"
+            found = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+            assert not found & {"torch", "numpy"}
 
 
 def test_help_needs_no_third_party_package() -> None:

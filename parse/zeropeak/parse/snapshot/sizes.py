@@ -1,40 +1,29 @@
-"""How many bytes the CUDA caching allocator takes for a request: its rounding and its rule for splitting blocks.
+"""How many bytes the CUDA caching allocator took for a request: its rounding and its rule for splitting blocks.
 
-The history holds what was asked for; ``torch.cuda.memory_allocated`` counts what was taken. Rules and constants are
-those of ``c10/cuda/CUDACachingAllocator.cpp`` (``round_size``, ``should_split``).
+The history holds what was asked for; ``torch.cuda.memory_allocated`` counts what was taken. The rules are those of the
+allocator's model (``zeropeak.profile.allocator``), here for whole columns.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from zeropeak.profile.allocator.settings import (
+    DIVISIONS_INTERVALS,
+    MIN_BLOCK_BYTES,
+    SMALL_BYTES,
+    Settings,
+    round_size,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
 
-MIN_BLOCK_BYTES: Final = 512
-"""``kMinBlockSize``: every size is a multiple of this."""
-
-SMALL_BYTES: Final = 1 << 20
-"""``kSmallSize``: larger blocks lie in the large pool, where a remainder of up to this size stays unsplit."""
-
-DIVISIONS_INTERVALS: Final = 16
-"""``kRoundUpPowerOfTwoIntervals``: one setting for each power of two from 1 MiB on."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The allocator's settings that decide about sizes, as they were at the dump."""
-
-    expandable_segments: bool = False
-    max_split_bytes: int | None = None
-    """Blocks from this size on are never split; None: no such limit."""
-    divisions: tuple[int, ...] = ()
-    """``roundup_power2_divisions``, one for each interval; empty or 0: plain rounding."""
+__all__ = ["MIN_BLOCK_BYTES", "SMALL_BYTES", "Settings", "may_stay_whole", "read_settings", "rounded", "taken"]
 
 
 def read_settings(found: Any) -> Settings:
@@ -66,15 +55,11 @@ def rounded(requested: Ints, settings: Settings) -> Ints:
     >>> rounded(np.array([1300000]), Settings(divisions=(4,) * 16)).tolist()
     [1310720]
     """
-    whole = np.maximum(-(-requested // MIN_BLOCK_BYTES), 1) * MIN_BLOCK_BYTES
     if not settings.divisions:
-        return whole
-    # frexp gives the exponent of integers below 2^53 exactly; log2 may round up just below a power of two.
-    exponent = np.frexp(requested.astype(np.float64))[1].astype(np.int64) - 1
-    divisions = np.array(settings.divisions, np.int64)[np.clip(exponent - 20, 0, DIVISIONS_INTERVALS - 1)]
-    division_exponent = np.frexp(divisions.astype(np.float64))[1].astype(np.int64) - 1
-    step = np.left_shift(np.int64(1), np.clip(exponent - division_exponent, 0, 62))
-    return np.where((divisions > 1) & (requested > MIN_BLOCK_BYTES * divisions), -(-requested // step) * step, whole)
+        return np.maximum(-(-requested // MIN_BLOCK_BYTES), 1) * MIN_BLOCK_BYTES
+    distinct, place = np.unique(np.maximum(requested, 1), return_inverse=True)
+    sizes = np.array([round_size(size, settings) for size in distinct.tolist()], np.int64)
+    return sizes[place]
 
 
 def may_stay_whole(size: Ints, settings: Settings) -> NDArray[np.bool_]:
