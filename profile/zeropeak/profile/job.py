@@ -103,7 +103,8 @@ class Job:
         ids = torch.tensor(
             batch(self._text, number, self._rank, plan.micro_batch, plan.seq, self._vocab), device=self._device
         )
-        loss = engine(input_ids=ids, labels=ids, use_cache=False).loss
-        engine.backward(loss)
+        # The whole output, logits included, lives through backward, as in DeepSpeed-Chat's loop and most others.
+        output = engine(input_ids=ids, labels=ids, use_cache=False)
+        engine.backward(output.loss)
         engine.step()
-        return loss.detach()
+        return output.loss.detach()
