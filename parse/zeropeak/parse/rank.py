@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zeropeak.parse.composition import Composition
+from zeropeak.parse.delayed_frees import delayed_frees
 from zeropeak.parse.lookup import ints
 from zeropeak.parse.memory import Memory, from_allocator, from_counters, reserved_curve
 from zeropeak.parse.peaks import mark_tables, peak_tables
@@ -80,7 +81,7 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
     for name in () if given.log_written else FROM_LOG:
         writer.write(name, log[name], rank)
     memory: Memory | None = None
-    partial = False
+    partial, slack_ns = False, 0
     for trace in sorted(given.traces, key=lambda trace: trace.source.reader != "snapshot"):
         try:
             placed = place(trace, begun, writer, rank)
@@ -102,6 +103,7 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
         if memory is not None:
             scope.count("memory_events_unused", events.num_rows, "info", f"the curve is taken from {memory.source}")
             continue
+        slack_ns = SLACK_NS if clock.residual_max_ns is None else min(SLACK_NS, clock.residual_max_ns)
         memory = from_allocator(
             events,
             told,
@@ -110,7 +112,7 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
             timeline,
             device or trace.source.device,
             span,
-            SLACK_NS if clock.residual_max_ns is None else min(SLACK_NS, clock.residual_max_ns),
+            slack_ns,
             scope,
         )
         partial = trace.source.partial
@@ -132,6 +134,10 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
         writer.write("peaks", peaks, rank)
         writer.write("peak_composition", parts, rank)
     partial |= window is not None and (memory.curve is None or not memory.curve.covers(*window))
+    if window is not None:
+        knob = _knob(given.info, "max_reuse_distance")
+        late = delayed_frees(log, timeline, memory.blocks, window[1], max_reuse_distance=knob, slack_ns=slack_ns)
+        writer.write("delayed_frees", late, rank)
     writer.write("ranks", _rank_row(given, memory, window, partial), rank)
     _check_join(given, begun, stats)
 
@@ -141,6 +147,12 @@ def _whole_history(info: RankInfo | None) -> bool:
     entries = info.raw.get("history_entries") if info else None
     most = info.raw.get("history_max_entries") if info else None
     return isinstance(entries, int) and isinstance(most, int) and entries < most
+
+
+def _knob(info: RankInfo | None, name: str) -> int | None:
+    """A ZeRO setting as DeepSpeed resolved it, where it is a number."""
+    value = (info.raw.get("zero") or {}).get(name) if info else None
+    return int(value) if isinstance(value, int | float) else None
 
 
 def _begin_times(log: dict[str, pa.Table]) -> tuple[Any, Any]:

@@ -233,6 +233,49 @@ TABLES: Final = (
         ("rank", "ts_ns", "param_id"),
     ),
     Table(
+        "delayed_frees",
+        "Full parameters whose storage did not end with the release that was decided for them, one row a decision and "
+        "parameter, and why. A storage that several decisions found alive has a row for each: their times overlap. "
+        "Rules: zeropeak.parse.delayed_frees.",
+        (
+            _key(),
+            Column("event_id", INT, "the release event; null when the free happened outside one"),
+            Column(
+                "free_event_id",
+                INT,
+                "the free event of this decision that dropped it from ZeRO's side; null when ZeRO itself kept it",
+            ),
+            *_STEP,
+            Column("phase", TEXT, "phase of the decision"),
+            Column("module", TEXT, "module that let go; null for the release of leftovers and of everything"),
+            Column("param_id", INT, "parameter", nullable=False),
+            Column("param", TEXT, "its qualified name"),
+            Column("storage_id", INT, "registered storage"),
+            Column(
+                "size_bytes", INT, "bytes of the storage; of one that holds several parameters the parameter's own part"
+            ),
+            Column(
+                "decided_ns",
+                INT,
+                "begin of the release event (of the free, outside one); for prefetched-unused whose storage ended in "
+                "time the begin of its prefetch, since when it was held for nothing",
+            ),
+            Column("freed_ns", INT, "when the storage really ended; null when it was alive at the end of the data"),
+            Column("held_ns", INT, "from decided_ns to freed_ns; to the end of the data where that is null"),
+            Column("byte_seconds", FLOAT, "size_bytes times held_ns, in bytes times seconds"),
+            Column(
+                "cause",
+                TEXT,
+                "autograd-held, reuse-distance, persistence, in-use-by-module, shared-buffer, record-stream or "
+                "prefetched-unused; null when it cannot be told",
+            ),
+            Column("holder", TEXT, "autograd node and attribute that saved it, where the search found one"),
+            Column("holder_module", TEXT, "module whose forward made that node"),
+            Column("until_module", TEXT, "where ZeRO kept it: the module whose later release let it go"),
+        ),
+        ("rank", "decided_ns", "param_id"),
+    ),
+    Table(
         "memory_events",
         "Every allocation and free. Running totals are recomputed from the blocks, never taken from a profiler.",
         (
