@@ -57,6 +57,7 @@ _COLUMNS = {
     "retained": "ts_ns step micro_step mark param_id size_bytes address storage_id release_event_id holder "
     "holder_module",
     "storages": "storage_id edge ts_ns address size_bytes category owner param_id event_id",
+    "saved": "ts_ns step micro_step address size_bytes storage_id holder holder_module",
 }
 
 

@@ -53,7 +53,7 @@ def test_a_step_before_the_known_history_has_no_peak() -> None:
         1: (170, 60, True),
         2: (200, 60, False),
     }
-    assert set(parts["step"].to_pylist()) == {None, 1, 2}
+    assert set(parts.composition()["step"].to_pylist()) == {None, 1, 2}
 
 
 def test_the_last_event_is_another_than_the_one_in_flight() -> None:
@@ -67,4 +67,4 @@ def test_a_mark_before_the_known_history_stays_unknown() -> None:
     assert marks["allocated_bytes"].to_pylist() == [None, 60, 10]
     # Of the window up to the second mark only a part is known.
     assert marks["max_allocated_bytes"].to_pylist() == [None, None, 60]
-    assert set(parts["step"].to_pylist()) == {1, 2}
+    assert set(parts.composition()["step"].to_pylist()) == {1, 2}

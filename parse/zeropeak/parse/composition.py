@@ -6,7 +6,7 @@ Rules, in this order:
    version does not know is ``other``. A persistent parameter is ``released_but_alive`` from its release on.
 2. A full (gathered) parameter is, at time t,
    ``released_but_alive`` when ZeRO had released it; else ``gathered_in_use`` when ``zero.GatheredParameters`` holds it
-   or a module that uses it is running (its owner, or one whose fetch or wait named it); else, when no wait for it had
+   or a module that uses it (see :mod:`zeropeak.parse.usage`) is running; else, when no wait for it had
    ended, ``prefetched_ahead`` if a prefetch launched its gather and ``gathered_in_use`` if a fetch did; else
    ``gathered_in_use`` while the module it was waited for has not begun yet; else ``kept_for_reuse``.
 3. An unregistered block born inside a fetch, prefetch, wait or gather is a ``gather_buffers``.
@@ -31,12 +31,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import pyarrow.compute as pc
 
 from zeropeak.parse.blocks import ALIVE, BEFORE
+from zeropeak.parse.holdings import Moves
 from zeropeak.parse.innermost import NONE
-from zeropeak.parse.lookup import Lookup, ints
+from zeropeak.parse.lookup import ints
 from zeropeak.parse.schema import CATEGORIES
+from zeropeak.parse.usage import uses
 from zeropeak.profile.labels import Kind, Phase, Stored
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ _STORED: Final = {
     Stored.INPUT: "inputs",
 }
 _LAUNCHES: Final = frozenset({Kind.FETCH, Kind.PREFETCH, Kind.GATHER})
-_USES: Final = frozenset({Kind.FETCH, Kind.WAIT})
-_UNATTRIBUTED: Final = _CODE["unattributed"]
+UNATTRIBUTED: Final = _CODE["unattributed"]
 
 
 class Composition:
@@ -102,26 +102,38 @@ class Composition:
         Returns:
             Categories that hold a block, and always ``unattributed``; the bytes sum to ``allocated_bytes``.
         """
+        return self.sums(self.codes(ts, alive), alive, allocated_bytes)
+
+    def codes(self, ts: int, alive: Ints | Flags) -> Ints:
+        """Category of each of the blocks that were alive at a moment, as an index of :data:`NAMES`."""
         code, full = self._code[alive], self._full[alive]
         code[self._left_at[alive] <= ts] = _CODE["released_but_alive"]
         gathered = np.flatnonzero(full != NONE)
         code[gathered] = self._parameters.codes(ts, full[gathered])
-        count = np.bincount(code, minlength=len(NAMES))
+        return code
+
+    def sums(self, codes: Ints, alive: Ints | Flags, allocated_bytes: int) -> dict[str, tuple[int, int]]:
+        """As :meth:`at`, from the categories of the blocks."""
+        count = np.bincount(codes, minlength=len(NAMES))
         size = np.zeros(len(NAMES), np.int64)
-        np.add.at(size, code, self._size[alive])
-        size[_UNATTRIBUTED] = allocated_bytes - (size.sum() - size[_UNATTRIBUTED])
+        np.add.at(size, codes, self._size[alive])
+        size[UNATTRIBUTED] = allocated_bytes - (size.sum() - size[UNATTRIBUTED])
         return {
             name: (int(size[place]), int(count[place]))
             for place, name in enumerate(NAMES)
-            if count[place] or place == _UNATTRIBUTED
+            if count[place] or place == UNATTRIBUTED
         }
+
+    def size_of(self, alive: Ints | Flags) -> int:
+        """Bytes of some blocks."""
+        return int(self._size[alive].sum())
 
 
 def _unregistered_codes(blocks: pa.Table, timeline: Timeline) -> Ints:
     """Rules 3 to 6, for all blocks (the caller overrules the registered ones)."""
     born = ints(blocks["born_ns"], BEFORE)
     gone = ints(blocks["free_requested_ns"], ALIVE)
-    code = np.full(len(born), _UNATTRIBUTED)
+    code = np.full(len(born), UNATTRIBUTED)
     phase_row = np.asarray(timeline.phases.innermost.at(born))
     in_phase = phase_row != NONE
     phase_end = np.where(in_phase, _pick(timeline.phases.end, phase_row), BEFORE)
@@ -141,7 +153,7 @@ def _unregistered_codes(blocks: pa.Table, timeline: Timeline) -> Ints:
     event_row = timeline.events.innermost.at(born)
     gathering = _is_in(timeline.events.rows["kind"], (*_LAUNCHES, Kind.WAIT))
     code[_pick(gathering, event_row) & (event_row != NONE)] = _CODE["gather_buffers"]
-    code[born == BEFORE] = _UNATTRIBUTED
+    code[born == BEFORE] = UNATTRIBUTED
     return code
 
 
@@ -156,7 +168,11 @@ class _FullParameters:
         self._gather = np.zeros(count, bool)
         self._waited = np.full(count, ALIVE)
         self._begun = np.full(count, ALIVE)
-        launches, waits, users = _moves(timeline, event_params, params)
+        moves = Moves.of(timeline, event_params)
+        launches, waits = _moves(timeline, moves)
+        users: dict[int, list[int]] = defaultdict(list)
+        for param, module in zip(*(ids.tolist() for ids in uses(timeline, moves, params)), strict=True):
+            users[param].append(module)
         runs = _runs(timeline)
         pairs: list[tuple[int, int]] = []
         param_ids, births = ints(blocks["param_id"]).tolist(), ints(blocks["born_ns"], BEFORE).tolist()
@@ -201,35 +217,20 @@ class _FullParameters:
 Times = dict[int, tuple[list[int], list[str]]]
 
 
-def _moves(
-    timeline: Timeline, event_params: pa.Table, params: pa.Table
-) -> tuple[Times, dict[int, list[int]], dict[int, set[int]]]:
-    """By parameter: launches (times, kinds), ends of waits, and modules that use it."""
-    events = timeline.events.rows
-    at = Lookup(events["event_id"]).find(event_params["event_id"])
-    known = event_params.filter(pc.is_valid(at))
-    row = ints(pc.drop_null(at))
-    order = np.argsort(timeline.events.start[row], kind="stable")
-    kinds, modules = events["kind"].to_pylist(), ints(events["module_id"])
-    param_ids = ints(known["param_id"])
+def _moves(timeline: Timeline, moves: Moves) -> tuple[Times, dict[int, list[int]]]:
+    """By parameter: launches (times, kinds), and ends of waits."""
     launches: Times = defaultdict(lambda: ([], []))
     waits: dict[int, list[int]] = defaultdict(list)
-    users: dict[int, set[int]] = defaultdict(set)
-    for place in order.tolist():
-        event, param = int(row[place]), int(param_ids[place])
-        kind = kinds[event]
+    for place in np.argsort(timeline.events.start[moves.event], kind="stable").tolist():
+        event, param, kind = int(moves.event[place]), int(moves.param[place]), moves.kind[place]
         if kind in _LAUNCHES:
             launches[param][0].append(int(timeline.events.start[event]))
             launches[param][1].append(kind)
         elif kind == Kind.WAIT:
             waits[param].append(int(timeline.events.end[event]))
-        if kind in _USES and modules[event] >= 0:
-            users[param].add(int(modules[event]))
-    for param, module in zip(ints(params["param_id"]).tolist(), ints(params["module_id"]).tolist(), strict=True):
-        users[param].add(module)
     for ends in waits.values():
         ends.sort()
-    return launches, waits, users
+    return launches, waits
 
 
 def _runs(timeline: Timeline) -> dict[int, tuple[list[int], list[int]]]:

@@ -7,7 +7,7 @@ rank died keeps a null end. Times stay on the machine's CLOCK_MONOTONIC (``Sourc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +36,7 @@ _COLUMNS = {
     "retained": "ts_ns step micro_step mark param_id size_bytes address storage_id release_event_id holder "
     "holder_module",
     "storages": "storage_id edge ts_ns address size_bytes category owner param_id event_id",
+    "saved": "ts_ns step micro_step address size_bytes storage_id holder holder_module",
 }
 _TEXT = {
     "edge",
@@ -59,8 +60,11 @@ _KEYS = {
     "marks": ("ts_ns", "mark"),
     "retained": ("ts_ns", "mark", "param_id"),
     "storages": ("storage_id", "edge", "ts_ns"),
+    "saved": ("ts_ns", "address", "size_bytes"),
 }
 """Columns without which a row says nothing."""
+_NEW: Final = ("saved",)
+"""Streams that captures of earlier versions do not have."""
 _OTHER = {"shape": pa.list_(pa.int64()), "trainable": pa.bool_(), "persistent": pa.bool_()}
 
 
@@ -71,11 +75,14 @@ def read(path: Path, sink: Sink) -> Source:
         path: the rank's folder, ``raw/rank-<r>``.
         sink: takes zero_events, zero_event_params, phases, module_ranges, modules, params, marks, retained and, for
             each registered storage, a row of memory_blocks with ``source`` log; memory_samples where the log holds
-            the allocator's counters.
+            the allocator's counters; saved_tensors where autograd's graph was walked.
     """
     streams: dict[str, pa.Table] = {}
     whole = True
     for name in STREAMS:
+        if name in _NEW and not (path / f"{name}.arrows").is_file():
+            streams[name] = _typed(name, None, sink)
+            continue
         rows, complete = read_stream(path / f"{name}.arrows", sink)
         whole &= complete
         streams[name] = _typed(name, rows, sink)
@@ -88,8 +95,9 @@ def read(path: Path, sink: Sink) -> Source:
     sink.write("memory_samples", _samples(streams["events"], streams["marks"]))
     _write_events(events, streams["event_params"], names, sink)
     freed = _free_times(events, streams["event_params"])
-    blocks = _storages(streams["storages"], freed, sink)
+    blocks = _storages(streams["storages"], freed, names, sink)
     sink.write("memory_blocks", blocks)
+    sink.write("saved_tensors", streams["saved"])
     _write_retained(streams["retained"], events, blocks, names, sink)
     middle = int(np.sort(ints(events["event_id"]))[events.num_rows // 2]) if events.num_rows else None
     return Source("log", path, None if middle is None else rank_of(middle), clock="boot", partial=not whole)
@@ -264,7 +272,7 @@ def _free_times(events: pa.Table, event_params: pa.Table) -> pa.Table:
     return freed.filter(pc.and_(pc.is_valid(freed["released_ns"]), pc.is_valid(freed["storage_id"])))
 
 
-def _storages(storages: pa.Table, freed: pa.Table, sink: Sink) -> pa.Table:
+def _storages(storages: pa.Table, freed: pa.Table, names: _Names, sink: Sink) -> pa.Table:
     """Registered storages as rows of memory_blocks; ``born_event_id`` is the event that registered it."""
     begins = storages.filter(pc.not_equal(storages["edge"], Edge.END.value))
     ends = storages.filter(pc.equal(storages["edge"], Edge.END.value))
@@ -284,6 +292,7 @@ def _storages(storages: pa.Table, freed: pa.Table, sink: Sink) -> pa.Table:
             "owner": begins["owner"],
             "param_id": begins["param_id"],
             "storage_id": begins["storage_id"],
+            "module": names.module(names.param("module_id", begins["param_id"])),
             "released_ns": released,
             "born_event_id": begins["event_id"],
             "source": pa.repeat(pa.scalar("log"), begins.num_rows),

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from zeropeak.parse.blocks import ALIVE
 from zeropeak.parse.lookup import ints
+from zeropeak.parse.parts import Parts
 from zeropeak.parse.schema import BY_NAME
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def peak_tables(
     marks: pa.Table,
     window: tuple[int, int],
     reserved: Curve | None = None,
-) -> tuple[pa.Table, pa.Table]:
-    """Rows of peaks and peak_composition.
+) -> tuple[pa.Table, Parts]:
+    """Rows of peaks, and what was alive at each.
 
     Args:
         memory: the rank's memory.
@@ -72,7 +73,7 @@ def peak_tables(
         reserved: reserved memory of the same device.
     """
     peaks: list[dict[str, Any]] = []
-    parts: list[dict[str, Any]] = []
+    parts = Parts("peak", memory.blocks, composition)
     curve = memory.curve
     for scope in scopes(timeline, *window) if curve else []:
         assert curve is not None
@@ -96,16 +97,17 @@ def peak_tables(
             }
         )
         alive = memory.alive(peak.position, peak.ts_ns)
-        for category, (size, count) in composition.at(peak.ts_ns, alive, peak.allocated_bytes).items():
-            parts.append({**key, "category": category, "size_bytes": size, "block_count": count})
-    return _rows("peaks", peaks), _rows("peak_composition", parts)
+        parts.add(key, peak.ts_ns, alive, peak.allocated_bytes)
+    return _rows("peaks", peaks), parts
 
 
-def mark_tables(memory: Memory, composition: Composition, marks: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Rows of marks, with what the log left null filled in from the curve, and of mark_composition."""
+def mark_tables(memory: Memory, composition: Composition, marks: pa.Table) -> tuple[pa.Table, Parts]:
+    """Rows of marks, with what the log left null filled in from the curve, and what was alive at each."""
     curve = memory.curve
-    filled, parts = [], []
+    filled: list[dict[str, Any]] = []
+    parts = Parts("mark", memory.blocks, composition)
     since: int | None = None
+    lifetime: int | None = 0
     for row in sorted(marks.to_pylist(), key=lambda row: row["ts_ns"]):
         ts = row["ts_ns"]
         known = curve is not None and curve.covers(ts, ts)
@@ -114,14 +116,16 @@ def mark_tables(memory: Memory, composition: Composition, marks: pa.Table) -> tu
             first = curve.start_ns if since is None else since
             if curve.covers(first, ts):
                 row["max_allocated_bytes"] = curve.peak(first, ts).allocated_bytes
+        # Once a window's maximum is unknown, so is that of the run up to there.
+        highest = row["max_allocated_bytes"]
+        lifetime = None if lifetime is None or highest is None else max(lifetime, highest)
+        row["lifetime_max_allocated_bytes"] = lifetime
         if curve is not None and row["allocated_bytes"] is not None and ts >= curve.start_ns:
             key = {name: row[name] for name in ("step", "micro_step", "mark", "ts_ns")}
-            alive = memory.alive(curve.position(ts), ts)
-            for category, (size, count) in composition.at(ts, alive, row["allocated_bytes"]).items():
-                parts.append({**key, "category": category, "size_bytes": size, "block_count": count})
+            parts.add(key, ts, memory.alive(curve.position(ts), ts), row["allocated_bytes"])
         filled.append(row)
         since = ts
-    return _rows("marks", filled), _rows("mark_composition", parts)
+    return _rows("marks", filled), parts
 
 
 def _highest(curve: Curve, scope: Scope) -> Peak | None:
@@ -150,5 +154,4 @@ def _counter_peak(marks: pa.Table, scope: Scope) -> int | None:
 
 def _rows(table: str, rows: list[dict[str, Any]]) -> pa.Table:
     """Rows of a table without its rank column, which the writer fills in."""
-    schema = BY_NAME[table].arrow
-    return pa.Table.from_pylist(rows, schema=schema.remove(schema.get_field_index("rank")))
+    return pa.Table.from_pylist(rows, schema=BY_NAME[table].unranked)

@@ -44,6 +44,7 @@ LOG_TABLES = (
     "marks",
     "memory_blocks",
     "memory_samples",
+    "saved_tensors",
 )
 
 

@@ -10,18 +10,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zeropeak.parse.composition import Composition
+from zeropeak.parse.conservation import check
 from zeropeak.parse.delayed_frees import delayed_frees
 from zeropeak.parse.lookup import ints
 from zeropeak.parse.memory import Memory, from_allocator, from_counters, reserved_curve
 from zeropeak.parse.peaks import mark_tables, peak_tables
 from zeropeak.parse.placing import Trace, clock_row, place
+from zeropeak.parse.saved import saved_tensors
 from zeropeak.parse.schema import BY_NAME
 from zeropeak.parse.timeline import Timeline
 from zeropeak.profile.errors import TraceError
 
 if TYPE_CHECKING:
     from zeropeak.parse.manifest import RankInfo
-    from zeropeak.parse.stats import Stats
+    from zeropeak.parse.parts import Parts
+    from zeropeak.parse.stats import Stats, StatsScope
     from zeropeak.parse.writer import TableFiles
 
 SLACK_NS: Final = 1_000_000
@@ -81,7 +84,7 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
     for name in () if given.log_written else FROM_LOG:
         writer.write(name, log[name], rank)
     memory: Memory | None = None
-    partial, slack_ns = False, 0
+    partial, slack_ns, curve_file = False, 0, given.log_file
     for trace in sorted(given.traces, key=lambda trace: trace.source.reader != "snapshot"):
         try:
             placed = place(trace, begun, writer, rank)
@@ -115,7 +118,7 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
             slack_ns,
             scope,
         )
-        partial = trace.source.partial
+        partial, curve_file = trace.source.partial, trace.file
     if memory is None:
         memory = from_counters(_samples(log, "allocated_bytes"), log["memory_blocks"], timeline, device, _window(log))
     writer.write("memory_events", memory.events, rank)
@@ -124,15 +127,17 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
     if given.segments is not None:
         writer.write("memory_events", given.segments, rank)
     composition = Composition(memory.blocks, timeline, log["zero_event_params"], log["params"])
+    checks = stats.scope(curve_file, memory.source, rank)
     marks, mark_parts = mark_tables(memory, composition, log["marks"])
     writer.write("marks", marks, rank)
-    writer.write("mark_composition", mark_parts, rank)
+    _write_parts(writer, rank, "mark", marks, mark_parts, ["step", "micro_step", "mark", "ts_ns"], checks)
+    writer.write("saved_tensors", saved_tensors(log["saved_tensors"], memory, composition), rank)
     window = _window(log) or given.span or _curve_window(memory)
     if window is not None:
         reserved = reserved_curve(memory, given.segments, _samples(log, "reserved_bytes"))
         peaks, parts = peak_tables(memory, composition, timeline, marks, window, reserved)
         writer.write("peaks", peaks, rank)
-        writer.write("peak_composition", parts, rank)
+        _write_parts(writer, rank, "peak", peaks, parts, ["scope", "step", "phase"], checks)
     partial |= window is not None and (memory.curve is None or not memory.curve.covers(*window))
     if window is not None:
         knob = _knob(given.info, "max_reuse_distance")
@@ -140,6 +145,17 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
         writer.write("delayed_frees", late, rank)
     writer.write("ranks", _rank_row(given, memory, window, partial), rank)
     _check_join(given, begun, stats)
+
+
+def _write_parts(
+    writer: TableFiles, rank: int, kind: str, moments: pa.Table, parts: Parts, key: list[str], checks: StatsScope
+) -> None:
+    """Write what was alive at some moments, and check that it is what was measured."""
+    summed, blocks = parts.composition(), parts.blocks()
+    writer.write(f"{kind}_composition", summed, rank)
+    writer.write(f"{kind}_blocks", blocks, rank)
+    if summed.num_rows:
+        check(moments, summed, blocks, key, checks)
 
 
 def _whole_history(info: RankInfo | None) -> bool:

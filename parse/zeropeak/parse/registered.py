@@ -87,6 +87,7 @@ def block_table(
             "owner": of_storage("owner"),
             "param_id": of_storage("param_id"),
             "storage_id": of_storage("storage_id"),
+            "module": pc.coalesce(of_storage("module"), at_birth(timeline.modules.column_at("module", blocks.born))),
             "released_ns": pa.array(released, pa.int64(), mask=released == ALIVE),
             "born_event_id": at_birth(timeline.anything.column_at("event_id", blocks.born)),
             "born_phase": at_birth(timeline.phases.column_at("phase", blocks.born)),
@@ -107,6 +108,7 @@ def unmatched_table(storages: pa.Table, timeline: Timeline, device: str | None, 
         "born_step": timeline.phases.column_at("step", born),
     }
     storages = storages.combine_chunks()
+    columns["module"] = pc.coalesce(storages["module"], timeline.modules.column_at("module", born))
     for name, values in columns.items():
         place = storages.schema.get_field_index(name)
         storages = storages.append_column(name, values) if place < 0 else storages.set_column(place, name, values)

@@ -25,6 +25,15 @@ _STEP = (
     Column("step", INT, "optimizer step, from 0; -1 before the first forward"),
     Column("micro_step", INT, "micro-step within the step (gradient accumulation), from 0"),
 )
+_ALIVE = (
+    Column("block_id", INT, "block of memory_blocks; null for the row of allocated bytes that no block explains"),
+    Column("category", TEXT, "what it was then: a category listed at the end of docs/schema.md", nullable=False),
+    Column("size_bytes", INT, "its bytes", nullable=False),
+    Column("module", TEXT, "as in memory_blocks"),
+    Column("owner", TEXT, "as in memory_blocks: parameter, buffer or bucket name"),
+    Column("stream", INT, "as in memory_blocks"),
+    Column("born_event_id", INT, "as in memory_blocks: the event it was born in"),
+)
 _SOURCE = Column("source", TEXT, "reader that gave the row: log, nsys, kineto or snapshot")
 
 TABLES: Final = (
@@ -88,6 +97,12 @@ TABLES: Final = (
             Column("ts_ns", INT, "when"),
             Column("allocated_bytes", INT, "allocated by live tensors"),
             Column("max_allocated_bytes", INT, "highest allocated_bytes since the mark before"),
+            Column(
+                "lifetime_max_allocated_bytes",
+                INT,
+                "highest allocated_bytes since the run began: what torch.cuda.max_memory_allocated gives when nobody "
+                "resets it",
+            ),
             Column("reserved_bytes", INT, "held by the caching allocator; null on CPU, which has none"),
             Column("released_alive_bytes", INT, "full parameters that were released but whose storage is alive"),
             Column("released_alive_count", INT, "number of such storages"),
@@ -334,6 +349,12 @@ TABLES: Final = (
             Column("owner", TEXT, "parameter, buffer or bucket name"),
             Column("param_id", INT, "parameter it holds"),
             Column("storage_id", INT, "registered storage"),
+            Column(
+                "module",
+                TEXT,
+                "module that owns the parameter it holds; else the innermost module that was running when it was born, "
+                "in forward or backward",
+            ),
             Column("released_ns", INT, "when ZeRO released it (the free event), for a full parameter"),
             Column("born_event_id", INT, "innermost event that was open on the rank when it was born"),
             Column("born_phase", TEXT, "phase it was born in"),
@@ -460,6 +481,50 @@ TABLES: Final = (
             Column("block_count", INT, "blocks"),
         ),
         ("rank", "ts_ns", "category"),
+    ),
+    Table(
+        "peak_blocks",
+        "Every block that was alive at each peak. The rows of one peak sum to its allocated_bytes, and those of a "
+        "category to its row of peak_composition: group by module, owner or stream.",
+        (
+            _key(),
+            Column("scope", TEXT, "as in peaks", nullable=False),
+            Column("step", INT, "as in peaks"),
+            Column("phase", TEXT, "as in peaks"),
+            *_ALIVE,
+        ),
+        ("rank", "scope", "step", "phase", "block_id"),
+    ),
+    Table(
+        "mark_blocks",
+        "Every block that was alive at each mark, as peak_blocks does for the peaks.",
+        (
+            _key(),
+            *_STEP,
+            Column("mark", TEXT, "as in marks", nullable=False),
+            Column("ts_ns", INT, "when"),
+            *_ALIVE,
+        ),
+        ("rank", "ts_ns", "block_id"),
+    ),
+    Table(
+        "saved_tensors",
+        "Storages that autograd had saved when the forward of one step (holder_step in rank.json) ended, each once. "
+        "They check the category activations, which is told by lifetimes: those that are no registered storage should "
+        "be its blocks.",
+        (
+            _key(),
+            *_STEP,
+            Column("ts_ns", INT, "time of the mark after that forward"),
+            Column("address", INT, "address of the storage"),
+            Column("size_bytes", INT, "its bytes"),
+            Column("storage_id", INT, "registered storage: a parameter, buffer or input that was saved as it is"),
+            Column("holder", TEXT, "autograd node and attribute that saved it; the one nearest to the loss of several"),
+            Column("holder_module", TEXT, "module whose forward made that node"),
+            Column("block_id", INT, "block of memory_blocks that it lies in; null when none was alive there"),
+            Column("category", TEXT, "category of that block at that mark"),
+        ),
+        ("rank", "ts_ns", "address"),
     ),
     Table(
         "import_stats",

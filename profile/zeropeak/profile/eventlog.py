@@ -107,6 +107,18 @@ SCHEMAS: Final = {
             ("event_id", _I64),
         ]
     ),
+    "saved": pa.schema(
+        [
+            ("ts_ns", _I64),
+            ("step", _I64),
+            ("micro_step", _I64),
+            ("address", _I64),
+            ("size_bytes", _I64),
+            ("storage_id", _I64),
+            ("holder", _STR),
+            ("holder_module", _STR),
+        ]
+    ),
 }
 """Columns of each stream, in the order that :meth:`EventLog.append` takes them. Times are CLOCK_MONOTONIC ns."""
 

@@ -1,7 +1,7 @@
-"""Who holds a released storage: a walk over the autograd graph, compared by storage identity.
+"""What autograd holds: a walk over its graph, storages told apart by identity.
 
 Reading a saved tensor that has an unpack hook would re-run forward (non-reentrant checkpointing), so such saves are
-skipped and counted; the walk happens in one step, when something is alive.
+skipped and counted. The walk happens in one step.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 
 class Holder(NamedTuple):
@@ -46,23 +46,31 @@ class SequenceSpans:
         return next((module for start, end, module in self._spans if start <= number < end), None)
 
 
-def find_holders(outputs: object, wanted: Iterable[int], spans: SequenceSpans) -> tuple[dict[int, Holder], int]:
-    """Find which nodes saved tensors on the wanted storages.
+class Save(NamedTuple):
+    """A tensor that an autograd node saved: ``key`` is its storage's C++ address."""
+
+    key: int
+    address: int
+    size_bytes: int
+    holder: Holder
+
+
+def find_saves(outputs: object, spans: SequenceSpans, address: Callable[[Any], int]) -> tuple[list[Save], int]:
+    """All storages that the graph saved, each once: by the node that the walk from the outputs met first.
 
     Args:
         outputs: what the model returned: tensors, or containers and dataclasses of them.
-        wanted: C++ addresses of storages (``StorageWeakRef.cdata`` or ``untyped_storage()._cdata``).
         spans: spans of the forward that made the graph.
+        address: gives a storage's address.
 
     Returns:
-        Holder by storage address, and how many saves were skipped because reading them would run a hook.
+        The saves, and how many were skipped because reading them would run a hook.
     """
-    left = set(wanted)
-    found: dict[int, Holder] = {}
+    found: dict[int, Save] = {}
     skipped = 0
     seen: set[object] = set()
-    stack = [tensor.grad_fn for tensor in _tensors(outputs) if tensor.grad_fn is not None]
-    while stack and left:
+    stack = [tensor.grad_fn for tensor in tensors(outputs) if tensor.grad_fn is not None]
+    while stack:
         node = stack.pop()
         if node in seen:
             continue
@@ -74,12 +82,14 @@ def find_holders(outputs: object, wanted: Iterable[int], spans: SequenceSpans) -
             tensor = raw.data
             if tensor is None:
                 continue
-            key = tensor.untyped_storage()._cdata
-            if key in left:
-                left.discard(key)
-                found[key] = Holder(f"{_node_name(node)}.{attribute}", spans.module_of(node._sequence_nr()))
+            storage = tensor.untyped_storage()
+            key, size_bytes = storage._cdata, storage.nbytes()
+            if size_bytes and key not in found:
+                holder = Holder(f"{_node_name(node)}.{attribute}", spans.module_of(node._sequence_nr()))
+                found[key] = Save(key, address(storage), size_bytes, holder)
+            del storage, tensor
         stack.extend(following for following, _ in node.next_functions if following is not None)
-    return found, skipped
+    return list(found.values()), skipped
 
 
 def _raw_saves(node: Any) -> Iterator[tuple[str, Any]]:
@@ -99,17 +109,18 @@ def _node_name(node: Any) -> str:
     return name.rsplit("::", 1)[-1]
 
 
-def _tensors(value: object) -> Iterator[Any]:
+def tensors(value: object) -> Iterator[Any]:
+    """The tensors in a value, its lists, tuples and dictionaries."""
     from torch import Tensor
 
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
         for one in value.values():
-            yield from _tensors(one)
+            yield from tensors(one)
     elif isinstance(value, list | tuple):
         for one in value:
-            yield from _tensors(one)
+            yield from tensors(one)
 
 
 def _sequence_number() -> int:

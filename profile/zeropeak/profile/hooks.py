@@ -163,6 +163,22 @@ POINTS: Final = tuple(
             "reduce_begins",
             "ended",
         ),
+        (
+            "gradient ready",
+            _STAGE3_OPTIMIZER,
+            "DeepSpeedZeroOptimizer_Stage3._DeepSpeedZeroOptimizer_Stage3__add_grad_to_ipg_bucket",
+            _STAGE3,
+            "gradient_ready",
+            None,
+        ),
+        (
+            "gradient ready",
+            _STAGE12_OPTIMIZER,
+            "DeepSpeedZeroOptimizer.reduce_independent_p_g_buckets_and_remove_grads",
+            _STAGE12,
+            "gradient_ready",
+            None,
+        ),
         ("reduce buffer", _COLLECTIVES, "_torch_reduce_scatter_fn", _STAGE3, "reduce_scatters", None),
         ("reduce", _STAGE12_OPTIMIZER, "DeepSpeedZeroOptimizer.reduce_ipg_grads", _STAGE12, "reduce_begins", "ended"),
         (

@@ -95,7 +95,7 @@ class Stored(StrEnum):
     INPUT = "input"
 
 
-STREAMS: Final = ("events", "event_params", "params", "modules", "marks", "retained", "storages")
+STREAMS: Final = ("events", "event_params", "params", "modules", "marks", "retained", "storages", "saved")
 """Arrow IPC streams of one rank, at ``raw/rank-<r>/<stream>.arrows``."""
 
 POINT_KINDS: Final = frozenset({Kind.FREE})

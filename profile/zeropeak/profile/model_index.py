@@ -149,13 +149,18 @@ _OPTIMIZER_TENSORS = (
 """Attributes of DeepSpeed's ZeRO optimizers (stages 1 to 3) that hold tensors, lists or dictionaries of them."""
 
 
+def bucket_tensors(optimizer: Any) -> Iterator[Any]:
+    """The flat buffers in which gradients are collected: stage 3 has one a data type, stages 1 and 2 a list."""
+    for bucket in getattr(optimizer, "ipg_buckets", {}).values():
+        yield from _flatten(getattr(bucket, "buffer", None))
+
+
 def _optimizer_tensors(optimizer: Any) -> Iterator[tuple[Stored, str, Any]]:
     for attribute, category in _OPTIMIZER_TENSORS:
         for tensor in _flatten(getattr(optimizer, attribute, None)):
             yield category, attribute, tensor
-    for bucket in getattr(optimizer, "ipg_buckets", {}).values():
-        for tensor in _flatten(getattr(bucket, "buffer", None)):
-            yield Stored.GRADIENT_BUCKET, "ipg bucket", tensor
+    for tensor in bucket_tensors(optimizer):
+        yield Stored.GRADIENT_BUCKET, "ipg bucket", tensor
     states = getattr(getattr(optimizer, "optimizer", optimizer), "state", {})
     for state in states.values():
         for name, tensor in state.items():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zeropeak.profile.guard import RAISED
 from zeropeak.profile.labels import Kind, Stored
+from zeropeak.profile.model_index import bucket_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -285,6 +286,20 @@ class Observers:
                 return None
             ids = self.index.ids_of(params)
         return self._begin(Kind.REDUCE, "gradients", ids)
+
+    def gradient_ready(self, optimizer: Any, param: Any, *_: object, **__: object) -> None:
+        """A parameter's whole gradient exists and goes into a bucket, which stages 1 and 2 make for each backward."""
+        if self.index is None:
+            return
+        for buffer in bucket_tensors(optimizer):
+            self.storages.register(buffer, Stored.GRADIENT_BUCKET, "ipg bucket", event_id=self.recorder.current())
+        number = self.index.param_id(param)
+        # Gradients that are accumulated in another precision than the parameter's have an attribute of their own.
+        grad = param.grad if param.grad is not None else getattr(param, "grad_accum", None)
+        if grad is not None and number is not None:
+            self.storages.register(
+                grad, Stored.GRADIENT_FULL, self.index.param_names[number], number, self.recorder.current()
+            )
 
     def reduce_scatters(self, buffer: Any, *_: object, **__: object) -> None:
         """A flat buffer of gradients goes into a collective, whose thread may be the last to let go of it."""

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zeropeak.profile.eventlog import EventLog
 from zeropeak.profile.guard import RAISED, Guard, warn
-from zeropeak.profile.holders import Holder, SequenceSpans, find_holders
+from zeropeak.profile.holders import Holder, SequenceSpans, find_saves, tensors
 from zeropeak.profile.hooks import Patches, install
-from zeropeak.profile.labels import Kind, Phase, Status
+from zeropeak.profile.labels import Kind, Phase, Status, Stored
 from zeropeak.profile.model_index import ModelIndex
 from zeropeak.profile.observers import Observers
 from zeropeak.profile.recorder import Recorder
@@ -71,7 +71,8 @@ class Session:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = EventLog(self.folder, clock)
         self.recorder = Recorder(rank, self.log, ranges, counters, clock, sampled=sampled)
-        self.storages = Storages(self.log, clock, address)
+        # Where a prediction's tensors lie is its own affair.
+        self.storages = Storages(self.log, clock, address, None if address else counters.device)
         self.observers = Observers(self.recorder, self.storages)
         self.guard = Guard(self._failed)
         self.patches = Patches()
@@ -154,7 +155,7 @@ class Session:
 
     # Phases of the engine
 
-    def _forward_begins(self, engine: Any, *_: Any, **__: Any) -> None:
+    def _forward_begins(self, engine: Any, *inputs: Any, **named: Any) -> None:
         position = self.recorder.position
         position.move(
             step=int(engine.global_steps),
@@ -162,8 +163,17 @@ class Session:
         )
         training = bool(engine.module.training)
         self._phase_begins(Phase.FORWARD if training else Phase.EVAL)
+        # Under a name of its own: an odd batch must not end the recording of phases.
+        self.guard.call("inputs", self._register_inputs, inputs, named)
         if position.step == self._holder_step:
             self.observers.spans = SequenceSpans()
+
+    def _register_inputs(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if self.observers.index is None:
+            return
+        for name, value in [*((f"input {place}", one) for place, one in enumerate(inputs)), *named.items()]:
+            for tensor in tensors(value):
+                self.storages.register(tensor, Stored.INPUT, name)
 
     def _forward_ended(self, token: object, result: object, engine: Any, *_: Any, **__: Any) -> None:
         self.observers.end_modules()
@@ -233,13 +243,12 @@ class Session:
                 len(alive),
             ),
         )
-        search = bool(alive) and self.observers.spans is not None
+        search = mark == "forward" and self.observers.spans is not None
         # Under a name of its own: an odd node must not end the recording of phases.
-        holders = (self.guard.call("holders", self._holders, outputs, alive) if search else None) or {}
+        holders = (self.guard.call("holders", self._holders, outputs, alive, now) if search else None) or {}
         index = self.observers.index
         for released in alive:
             holder = holders.get(released.storage.storage_id)
-            module = None if holder is None or holder.module_id is None or index is None else holder.module_id
             self.log.append(
                 "retained",
                 (
@@ -253,7 +262,7 @@ class Session:
                     released.storage.storage_id,
                     released.event_id,
                     holder.name if holder else None,
-                    index.module_names[module] if module is not None and index is not None else None,
+                    self._module_name(holder.module_id if holder else None),
                 ),
             )
         if index is not None:
@@ -261,7 +270,8 @@ class Session:
         self.log.flush()
         self._write_info()
 
-    def _holders(self, outputs: object, alive: list[Any]) -> dict[int, Holder]:
+    def _holders(self, outputs: object, alive: list[Any], now: int) -> dict[int, Holder]:
+        """Holders by storage id; writes down all that autograd saved, since the graph is walked anyway."""
         assert self.observers.spans is not None
         keys = {}
         for released in alive:
@@ -269,9 +279,29 @@ class Session:
             if storage is not None:
                 keys[storage._cdata] = released.storage.storage_id
             del storage
-        found, skipped = find_holders(outputs, keys, self.observers.spans)
+        saves, skipped = find_saves(outputs, self.observers.spans, self.storages.address)
         self._info["holder_saves_skipped"] += skipped
-        return {keys[key]: holder for key, holder in found.items()}
+        position, known = self.recorder.position, self.storages.by_key()
+        for save in saves:
+            entry = known.get(save.key)
+            self.log.append(
+                "saved",
+                (
+                    now,
+                    position.step,
+                    position.micro_step,
+                    save.address,
+                    save.size_bytes,
+                    entry.storage_id if entry else None,
+                    save.holder.name,
+                    self._module_name(save.holder.module_id),
+                ),
+            )
+        return {keys[save.key]: save.holder for save in saves if save.key in keys}
+
+    def _module_name(self, module_id: int | None) -> str | None:
+        index = self.observers.index
+        return index.module_names[module_id] if module_id is not None and index is not None else None
 
     # Modules of stages 1 and 2, where DeepSpeed hooks none
 

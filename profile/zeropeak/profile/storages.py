@@ -45,13 +45,22 @@ class Storages:
         log: receives rows of the ``storages`` stream.
         clock: monotonic nanoseconds.
         address: gives a storage's address; a prediction's storages have none of their own.
+        device: the rank's device (``cpu``, ``cuda:0``); what lies elsewhere, such as offloaded states, is left out:
+            its bytes are none of the device's. None takes any.
     """
 
-    def __init__(self, log: EventLog, clock: Callable[[], int], address: Callable[[Any], int] | None = None) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        clock: Callable[[], int],
+        address: Callable[[Any], int] | None = None,
+        device: str | None = None,
+    ) -> None:
         self._log = log
         self._clock = clock
         self._add = log.adder("storages")
         self.address = address or _data_pointer
+        self._device_type = device.split(":")[0] if device else None
         self._ids = itertools.count(1)
         self._alive: dict[int, Alive] = {}  # by the storage's C++ address, which is unique while it lives
         self._released: dict[int, Released] = {}  # by storage id
@@ -64,14 +73,14 @@ class Storages:
         """Register the storage under ``tensor``, once while it lives.
 
         Args:
-            tensor: any tensor; one without memory is ignored.
+            tensor: any tensor; one without memory, or on another device, is ignored.
             category: what it holds.
             owner: name for people.
             param_id: parameter it holds, if one.
             event_id: event that was open.
 
         Returns:
-            The storage, or None for a tensor without memory.
+            The storage, or None for a tensor that was ignored.
         """
         if self._ended:
             self.drain()
@@ -81,7 +90,7 @@ class Storages:
         if known is not None:
             return known
         size = storage.nbytes()
-        if not size:
+        if not size or self._device_type not in {None, tensor.device.type}:
             return None
         number = next(self._ids)
         ended = self._ended
@@ -103,6 +112,11 @@ class Storages:
             ),
         )
         return entry
+
+    def by_key(self) -> dict[int, Alive]:
+        """Registered storages that have not ended, by their C++ address."""
+        self.drain()
+        return dict(self._alive)
 
     def release(self, storage: Alive, param_id: int, event_id: int) -> None:
         """Note that a parameter let go of a storage; it is :meth:`released_alive` until it ends."""
