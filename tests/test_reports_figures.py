@@ -148,6 +148,7 @@ def test_every_figure_of_one_rank(tmp_path: Path) -> None:
         "released-but-alive",
         "peak-composition",
         "moment-composition",
+        "moment-modules",
         "ranks",
         "peak-zoom-rank-0",
     ]
@@ -315,10 +316,11 @@ def test_a_composition_that_does_not_add_up_says_so(tmp_path: Path, lie: int, sa
 
 def test_the_composition_of_a_moment_sums_to_the_curve(tmp_path: Path) -> None:
     run = make(tmp_path, rank_tables(0), rank_tables(1))
-    found = composition.at_moment(run, 10 * MS)
+    found, blocks = composition.at_moment(run, 10 * MS)
+    assert [one.total_bytes for one in blocks] == [8 * KIB, 9 * KIB]
     assert [(one.rank, one.measured_bytes, one.gap_bytes) for one in found] == [(0, 8 * KIB, 0), (1, 9 * KIB, 0)]
     assert found[0].parts["released_but_alive"] == 8 * KIB
-    assert composition.at_moment(run, 999 * MS) == []
+    assert composition.at_moment(run, 999 * MS) == ([], [])
 
 
 def test_times_are_counted_from_the_first_forward_else_from_the_first_rank_seen(tmp_path: Path) -> None:

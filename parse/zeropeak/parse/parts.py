@@ -82,4 +82,5 @@ class Parts:
         if size is not None:
             size[len(size) - len(gaps) :] = np.array(self._gaps)[gaps]
             columns["size_bytes"] = pa.array(size.astype(np.int64))
-        return pa.table({name: columns[name] for name in schema.names}, schema=schema)
+        nothing = pa.nulls(len(row))
+        return pa.table({name: columns.get(name, nothing) for name in schema.names}, schema=schema)

@@ -225,6 +225,11 @@ class Session:
     def _mark(self, mark: str, outputs: object = None) -> None:
         counters = self.recorder.counters
         position = self.recorder.position
+        if self.observers.index is not None:
+            # Before the counters are read: what is registered at a mark is known at it. Under a name of its own: an
+            # odd optimizer must not end the marks.
+            register = self.observers.index.register_storages
+            self.guard.call("storages", register, self.storages, self._engine.optimizer)
         reading, highest = counters.read(), counters.window_max()
         counters.reset_window()
         now = self.recorder.clock()
@@ -246,7 +251,6 @@ class Session:
         search = mark == "forward" and self.observers.spans is not None
         # Under a name of its own: an odd node must not end the recording of phases.
         holders = (self.guard.call("holders", self._holders, outputs, alive, now) if search else None) or {}
-        index = self.observers.index
         for released in alive:
             holder = holders.get(released.storage.storage_id)
             self.log.append(
@@ -265,8 +269,6 @@ class Session:
                     self._module_name(holder.module_id if holder else None),
                 ),
             )
-        if index is not None:
-            index.register_storages(self.storages, self._engine.optimizer)
         self.log.flush()
         self._write_info()
 

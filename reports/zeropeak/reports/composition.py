@@ -10,7 +10,9 @@ import numpy as np
 import pyarrow.compute as pc
 
 from zeropeak.parse.composition import Composition as Attribution
+from zeropeak.parse.parts import Parts
 from zeropeak.parse.timeline import Timeline
+from zeropeak.reports.alive import COLUMNS, Alive
 from zeropeak.reports.columns import ABSENT, NEVER, ints
 from zeropeak.reports.curve import allocated, of_device
 
@@ -64,24 +66,28 @@ def at_mark(run: Run, step: int, mark: str) -> list[Composition]:
     return _compositions(*found)
 
 
-def at_moment(run: Run, ts_ns: int) -> list[Composition]:
-    """Every rank that has blocks and was running at a moment of run time."""
-    found = []
+def at_moment(run: Run, ts_ns: int) -> tuple[list[Composition], list[Alive]]:
+    """Every rank that has blocks and was running at a moment of run time: by category, and block by block."""
+    found, blocks = [], []
     for rank in run.rank_ids:
-        blocks = of_device(run.arrow("memory_blocks", rank), run, rank)
+        rows = of_device(run.arrow("memory_blocks", rank), run, rank)
         facts = run.arrow("ranks", rank, ["first_ns", "last_ns", "memory_source"]).to_pylist()[0]
         if facts["memory_source"] != "counters":
             # Registered storages are named within the allocator's blocks; as rows of their own they would count twice.
-            blocks = blocks.filter(pc.fill_null(pc.not_equal(blocks["source"], "log"), True))
-        if not blocks.num_rows or not (facts["first_ns"] or 0) <= ts_ns <= (facts["last_ns"] or NEVER):
+            rows = rows.filter(pc.fill_null(pc.not_equal(rows["source"], "log"), True))
+        if not rows.num_rows or not (facts["first_ns"] or 0) <= ts_ns <= (facts["last_ns"] or NEVER):
             continue
         timeline = Timeline(*(run.arrow(name, rank) for name in ("zero_events", "module_ranges", "phases")))
-        attribution = Attribution(blocks, timeline, run.arrow("zero_event_params", rank), run.arrow("params", rank))
-        born, gone = ints(blocks, "born_ns", ABSENT), ints(blocks, "free_requested_ns", NEVER)
+        attribution = Attribution(rows, timeline, run.arrow("zero_event_params", rank), run.arrow("params", rank))
+        born, gone = ints(rows, "born_ns", ABSENT), ints(rows, "free_requested_ns", NEVER)
         total = int(allocated(run, rank).at(np.array([ts_ns], dtype=np.int64))[0])
-        parts = attribution.at(ts_ns, (born <= ts_ns) & (gone > ts_ns), total)
-        found.append(Composition(rank, total, {name: size_bytes for name, (size_bytes, _) in parts.items()}))
-    return found
+        parts = Parts("peak", rows, attribution)
+        parts.add({"scope": "moment"}, ts_ns, np.flatnonzero((born <= ts_ns) & (gone > ts_ns)), total)
+        summed = parts.composition()
+        sizes = dict(zip(summed["category"].to_pylist(), summed["size_bytes"].to_pylist(), strict=True))
+        found.append(Composition(rank, total, sizes))
+        blocks.append(Alive(rank, parts.blocks().select(list(COLUMNS))))
+    return found, blocks
 
 
 def _compositions(measured: pa.Table, table: pa.Table) -> list[Composition]:

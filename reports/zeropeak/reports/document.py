@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.backends.backend_pdf import PdfPages
 
-from zeropeak.reports import quality, sections
+from zeropeak.reports import memory_tables, quality, sections
 from zeropeak.reports.figures import style
 from zeropeak.reports.pages import Pages
 from zeropeak.reports.selection import alike, peak_bytes, select
@@ -117,6 +117,9 @@ def _tables(pages: Pages, run: Run, findings: Sequence[Finding]) -> None:
     for rank in shown.ranks:
         sections.events_table(pages, run, read_story(run, rank))
     sections.retained_table(pages, run, findings)
+    for rank in shown.ranks[:1] if alike(peak_bytes(run)) else shown.ranks:
+        memory_tables.late(pages, run, rank)
+        memory_tables.largest_parameters(pages, run, rank)
     ranks = sorted({*run.rank_ids, *run.missing_ranks})
     if len(ranks) > RANKS_ON_PAGE_1:
         pages.heading("All ranks", 11)

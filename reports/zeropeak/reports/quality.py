@@ -10,7 +10,7 @@ import numpy as np
 
 from zeropeak.profile.labels import Status
 from zeropeak.profile.privacy import without_folders
-from zeropeak.reports import composition, setting
+from zeropeak.reports import composition, setting, unattributed
 from zeropeak.reports.origin import run_origin_ns
 from zeropeak.reports.selection import shown_ranks
 from zeropeak.reports.units import count, duration, exact, moment, size
@@ -150,6 +150,13 @@ def _sums(run: Run) -> Iterator[Line]:
             )
 
 
+def _unexplained(run: Run) -> Iterator[Line]:
+    for sentence in unattributed.sentences(run):
+        yield Line(sentence, serious=True)
+    if agreement := unattributed.activations_checked(run):
+        yield Line(agreement)
+
+
 def _config(run: Run) -> Iterator[Line]:
     by_why: defaultdict[str, int] = defaultdict(int)
     for change in run.manifest.get("config_changes") or []:
@@ -164,4 +171,13 @@ def _config(run: Run) -> Iterator[Line]:
         yield Line(without_folders(str(note)))
 
 
-_PARTS: Final[tuple[Callable[[Run], Iterator[Line]], ...]] = (_status, _ranks, _counts, _sums, _hooks, _clocks, _config)
+_PARTS: Final[tuple[Callable[[Run], Iterator[Line]], ...]] = (
+    _status,
+    _ranks,
+    _counts,
+    _sums,
+    _unexplained,
+    _hooks,
+    _clocks,
+    _config,
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from zeropeak.reports.figures import memory_curve, parts, peak_zoom, ranks, released_alive
+from zeropeak.reports.figures import by_module, memory_curve, parts, peak_zoom, ranks, released_alive
 from zeropeak.reports.origin import run_origin_ns
 from zeropeak.reports.selection import select
 from zeropeak.reports.story import read_story
@@ -25,8 +25,9 @@ def drawings(run: Run, at_ns: int | None = None) -> list[Drawing]:
         *(memory_curve.drawing(story, origin_ns) for story in stories),
         released_alive.drawing(run),
         parts.at_peak(run),
+        *by_module.at_peak(run),
         *parts.after_first_forward(run),
-        *([] if at_ns is None else [parts.at_moment(run, at_ns)]),
+        *([] if at_ns is None else parts.at_moment(run, at_ns)),
         ranks.drawing(run),
         *(peak_zoom.drawing(story, origin_ns) for story in stories),
     ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from zeropeak.reports import composition
-from zeropeak.reports.figures import stacks, style
+from zeropeak.reports.figures import by_module, stacks, style
 from zeropeak.reports.figures.drawing import Drawing
 from zeropeak.reports.origin import run_origin_ns
 from zeropeak.reports.story import RELEASED_ALIVE, UNATTRIBUTED
@@ -71,10 +71,12 @@ def after_first_forward(run: Run) -> list[Drawing]:
     )
 
 
-def at_moment(run: Run, ts_ns: int) -> Drawing:
-    """What was alive at a moment of run time."""
+def at_moment(run: Run, ts_ns: int) -> list[Drawing]:
+    """What was alive at a moment of run time: by category on every rank, by module on the one that held most."""
     when = f"at {moment(ts_ns, run_origin_ns(run))}"
-    return _drawing("moment-composition", build(composition.at_moment(run, ts_ns), when))
+    compositions, blocks = composition.at_moment(run, ts_ns)
+    most = max(blocks, key=lambda one: one.total_bytes, default=None)
+    return [_drawing("moment-composition", build(compositions, when)), *by_module.at_moment(most, when)]
 
 
 def _drawing(name: str, data: Data) -> Drawing:
