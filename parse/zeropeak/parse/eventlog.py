@@ -32,7 +32,7 @@ _COLUMNS = {
     "params": "param_id name module_id shape dtype numel full_bytes shard_bytes trainable persistent",
     "modules": "module_id name class_name parent_module_id",
     "marks": "ts_ns step micro_step mark allocated_bytes max_allocated_bytes reserved_bytes released_alive_bytes "
-    "released_alive_count",
+    "released_alive_count device_used_bytes",
     "retained": "ts_ns step micro_step mark param_id size_bytes address storage_id release_event_id holder "
     "holder_module",
     "storages": "storage_id edge ts_ns address size_bytes category owner param_id event_id",

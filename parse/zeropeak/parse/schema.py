@@ -106,6 +106,11 @@ TABLES: Final = (
             Column("reserved_bytes", INT, "held by the caching allocator; null on CPU, which has none"),
             Column("released_alive_bytes", INT, "full parameters that were released but whose storage is alive"),
             Column("released_alive_count", INT, "number of such storages"),
+            Column(
+                "device_used_bytes",
+                INT,
+                "in use on the whole device (NVML): all processes on it, their contexts, libraries and NCCL buffers",
+            ),
         ),
         ("rank", "ts_ns"),
     ),

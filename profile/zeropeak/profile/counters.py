@@ -40,6 +40,9 @@ class Counters(Protocol):
     def stream(self) -> int | None:
         """Handle of the current stream."""
 
+    def device_used(self) -> int | None:
+        """Bytes in use on the whole device, by all processes, libraries and contexts; may wait for the driver."""
+
 
 class CpuCounters:
     """PyTorch's CPU allocator has no counters: the curve comes from torch.profiler's memory events."""
@@ -63,6 +66,10 @@ class CpuCounters:
         """See :class:`Counters`."""
         return None
 
+    def device_used(self) -> int | None:
+        """See :class:`Counters`."""
+        return None
+
 
 _NOTHING = Reading(None, None)
 
@@ -83,6 +90,7 @@ class CudaCounters:
         self.device_total_bytes: int | None = properties.total_memory
         # torch.cuda.memory_allocated() flattens every statistic into a new dictionary for one number.
         self._stats = self._cuda.memory.memory_stats_as_nested_dict
+        self._nvml_missing = not hasattr(self._cuda, "device_memory_used")  # torch before 2.5
         # The handle without a stream object around it: asked for at every event.
         self._raw_stream = import_module("torch._C")._cuda_getCurrentRawStream
 
@@ -104,3 +112,14 @@ class CudaCounters:
         """See :class:`Counters`."""
         handle: int = self._raw_stream(self._index)
         return handle
+
+    def device_used(self) -> int | None:
+        """See :class:`Counters`; from NVML, None where its Python package or its library is missing."""
+        if self._nvml_missing:
+            return None
+        try:
+            used: int = self._cuda.device_memory_used(self._index)
+        except (ImportError, RuntimeError, OSError):
+            self._nvml_missing = True
+            return None
+        return used

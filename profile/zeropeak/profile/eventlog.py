@@ -77,6 +77,7 @@ SCHEMAS: Final = {
             ("reserved_bytes", _I64),
             ("released_alive_bytes", _I64),
             ("released_alive_count", _I64),
+            ("device_used_bytes", _I64),
         ]
     ),
     "retained": pa.schema(

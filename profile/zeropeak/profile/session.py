@@ -246,6 +246,7 @@ class Session:
                 reading.reserved_bytes,
                 sum(released.storage.size_bytes for released in alive),
                 len(alive),
+                counters.device_used(),
             ),
         )
         search = mark == "forward" and self.observers.spans is not None
