@@ -103,7 +103,7 @@ def measure(case: str, scratch: Path) -> dict[str, Any]:
     )
     info = json.loads((run / "raw" / "rank-0" / "rank.json").read_text())
     with pa.OSFile(str(run / "raw" / "rank-0" / "marks.arrows")) as file:
-        marks = pa.ipc.open_stream(file).read_all().drop_columns(["ts_ns"]).to_pylist()
+        marks = pa.ipc.open_stream(file).read_all().drop_columns(["ts_ns", "device_used_bytes"]).to_pylist()
     print(f"{case}: {info['ended']} {info['error'] or ''}", flush=True)
     if info["ended"] != "complete":
         print(done.stderr[-3000:], flush=True)
