@@ -2,6 +2,7 @@
 # zeropeak from a checkout: finds or makes the Python environment, then runs the command line in it.
 #
 #   ./launch.sh nsys stage3      train a few steps under Nsight Systems, parse, write the report
+#   ./launch.sh compare stage2 stage3 stage3-efficient    capture each (or reuse it), set them side by side
 #   ./launch.sh setup            make the environment now, and fetch nsys if it is missing; nothing else
 #   ./launch.sh test             everything that CI runs; `./launch.sh test -k name` runs pytest alone
 #   ./launch.sh --help           all verbs and options (needs no set-up)
@@ -192,7 +193,7 @@ case " $* " in
     ;;
 esac
 case $verb in
-  nsys | torch | parse | report | setup | test) use_environment "$verb" ;;
+  nsys | torch | compare | verify | parse | report | setup | test) use_environment "$verb" ;;
   *)
     find_python # a verb that does not exist sets nothing up either
     PYTHONPATH=$sources exec "$python" -m zeropeak.cli "$@"

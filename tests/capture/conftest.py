@@ -84,7 +84,8 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Command]:
     """Start a command; its run directory is named after its words."""
 
     def start(*words: str, site: Path | None = None) -> Command:
-        return Command(tmp_path_factory.mktemp("run") / "-".join(words[:2]), *words, site=site)
+        name = "-".join(Path(word).name for word in words[:2])
+        return Command(tmp_path_factory.mktemp("run") / name, *words, site=site)
 
     return start
 
@@ -102,6 +103,12 @@ def stage3_efficient(command: Callable[..., Command]) -> Captured:
 @pytest.fixture(scope="session")
 def stage2(command: Callable[..., Command]) -> Captured:
     return command("nsys", "stage2", "--steps", "2").finish()
+
+
+@pytest.fixture(scope="session")
+def verified(command: Callable[..., Command], stage3: Captured) -> Captured:
+    """The main job again, with the knob turned that its report advises."""
+    return command("verify", str(stage3.run_dir)).finish()
 
 
 @pytest.fixture(scope="session")

@@ -109,7 +109,7 @@ def run(
     """
     raw = run_dir / "raw"
     plan.save(raw / PLAN)
-    values = manifest.new(run_dir.name, time.time_ns(), command, plan, _versions(nsys))
+    values = manifest.new(run_dir.name, time.time_ns(), command, plan, versions(nsys))
     expected, cap = check_room(plan, run_dir, disk_cap)
     values["disk"] = {"expected_bytes": expected, "actual_bytes": None, "cap_bytes": cap}
     manifest.write(run_dir, values)
@@ -282,7 +282,8 @@ def _built_model(raw: Path) -> dict[str, Any]:
     }
 
 
-def _versions(nsys: Nsys | None) -> dict[str, str | None]:
+def versions(nsys: Nsys | None) -> dict[str, str | None]:
+    """Versions that a capture has here, by package, and of nsys; None for what is not there."""
     found: dict[str, str | None] = {
         "zeropeak": __version__,
         "python": ".".join(str(part) for part in sys.version_info[:3]),

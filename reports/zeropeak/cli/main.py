@@ -11,19 +11,20 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from zeropeak.cli import nsys, parse, report, setup, test, torch
+from zeropeak.cli import compare, nsys, parse, report, setup, test, torch, verify
 from zeropeak.profile.errors import ZeropeakError
 from zeropeak.profile.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERBS: Final = (nsys, torch, parse, report, setup, test)
+VERBS: Final = (nsys, torch, compare, verify, parse, report, setup, test)
 """Every verb: a module with ``NAME``, ``SUMMARY``, ``EXAMPLE``, ``configure(parser)``, ``run(args) -> exit code``."""
 
 _EXIT_CODES: Final = """\
 exit codes:
-  0 done   1 the run, a file or the machine is not as needed   2 wrong usage   3 --fail-on met   130 interrupted"""
+  0 done   1 the run, a file or the machine is not as needed   2 wrong usage   130 interrupted
+  3 --fail-on met; verify: the saving did not come"""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,14 +16,21 @@ if TYPE_CHECKING:
 def add_model_options(parser: argparse.ArgumentParser, tool: str) -> None:
     """Add ``<config>`` and the options; ``tool`` names the default output folder."""
     from zeropeak.profile.ds_config import shipped_names
-    from zeropeak.profile.planning import AUTOS
-    from zeropeak.profile.presets import PRESETS
 
     parser.add_argument(
         "config",
         help=f"{', '.join(shipped_names())}, or a path to a ds_config.json. A shipped config's knobs are scaled down "
         "for the tiny model; your own config is never scaled",
     )
+    add_training_options(parser)
+    add_output_options(parser, f"run directory (runs/{tool}-<config>)", "overwrite an existing run directory")
+
+
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """Add what is trained, but for the config."""
+    from zeropeak.profile.planning import AUTOS
+    from zeropeak.profile.presets import PRESETS
+
     add = parser.add_argument_group("what is trained").add_argument
     add("--ranks", type=int, default=4, metavar="N", help="ranks (4)")
     add("--fake", action="store_true", help="run rank 0 of N alone, on a fake process group")
@@ -61,16 +68,20 @@ def add_model_options(parser: argparse.ArgumentParser, tool: str) -> None:
         dest="settings",
         help="change the config, e.g. zero_optimization.stage3_max_reuse_distance=0; repeatable",
     )
+
+
+def add_output_options(parser: argparse.ArgumentParser, out_help: str, force_help: str) -> None:
+    """Add where it goes."""
     out = parser.add_argument_group("where it goes").add_argument
-    out("--out", type=Path, metavar="DIR", help=f"run directory (runs/{tool}-<config>)")
-    out("--force", action="store_true", help="overwrite an existing run directory")
+    out("--out", type=Path, metavar="DIR", help=out_help)
+    out("--force", action="store_true", help=force_help)
     out("--disk-cap", type=_bytes, metavar="SIZE", help="stop the capture at this size, e.g. 20GiB (50GiB)")
 
 
-def options_of(args: argparse.Namespace) -> Options:
-    """The user's options."""
+def options_of(args: argparse.Namespace, config: str | None = None) -> Options:
+    """The user's options, with ``args.config`` or another config."""
     return Options(
-        config=args.config,
+        config=args.config if config is None else config,
         ranks=args.ranks,
         fake=args.fake,
         model=args.model,
@@ -88,12 +99,12 @@ def options_of(args: argparse.Namespace) -> Options:
     )
 
 
-def plan_of(args: argparse.Namespace, tool: str) -> Plan:
-    """The plan on this machine."""
+def plan_of(args: argparse.Namespace, tool: str, config: str | None = None) -> Plan:
+    """The plan on this machine, of ``args.config`` or another config."""
     from zeropeak.profile.gpus import visible
     from zeropeak.profile.planning import make_plan
 
-    return make_plan(options_of(args), tool, visible(os.environ))
+    return make_plan(options_of(args, config), tool, visible(os.environ))
 
 
 def describe(plan: Plan) -> str:

@@ -17,7 +17,8 @@ from zeropeak.reports.names import ELLIPSIS
 from zeropeak.reports.units import scale
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from matplotlib.axes import Axes
 
@@ -43,6 +44,8 @@ WIDTH_IN: Final = 10.6
 HEIGHT_IN: Final = 6.3
 """Size of a figure, on a page and as PNG."""
 PNG_DPI: Final = 150
+_PNG: Final = {"compress_level": 4}
+"""Twice as fast as the default, a tenth larger."""
 
 EVENT_COLOURS: Final = {
     "fetch": "#0072b2",
@@ -231,6 +234,15 @@ def new_panel() -> Panel:
     return Panel(figure, 0.25, 0.2, WIDTH_IN, HEIGHT_IN)
 
 
+def save_png(folder: Path, name: str, draw: Callable[[Panel], None]) -> str:
+    """Draw a figure of its own into ``folder``; the file's name."""
+    panel = new_panel()
+    draw(panel)
+    file = f"{name}.png"
+    panel.figure.savefig(folder / file, metadata={"Software": "zeropeak"}, pil_kwargs=_PNG)
+    return file
+
+
 def memory_axis(ax: Axes, top_bytes: int, headroom: float = 1.0, name: bool = True, low_bytes: int = 0) -> int:
     """Label the y axis in one unit, from the lowest to the largest value and some room; its bytes are returned.
 
@@ -295,10 +307,15 @@ def shade_phases(ax: Axes, spans: Iterable[Span], origin_ns: int, names: bool = 
         end = right if span.end_ns == NEVER else min((span.end_ns - origin_ns) / 1e9, right)
         if end <= begin:
             continue
-        ax.axvspan(begin, end, facecolor=_PHASE_TINTS.get(span.phase, "#f3f3f3"), edgecolor="none", zorder=-2)
+        ax.axvspan(begin, end, facecolor=phase_tint(span.phase), edgecolor="none", zorder=-2)
         ax.axvline(begin, color="white", linewidth=0.8, zorder=-1)
         if names:
             _name_phase(ax, span, begin, end, (end - begin) / (right - left) * across)
+
+
+def phase_tint(phase: str) -> str:
+    """Background of a phase."""
+    return _PHASE_TINTS.get(phase, "#f3f3f3")
 
 
 def _name_phase(ax: Axes, span: Span, begin: float, end: float, room_pt: float) -> None:
