@@ -40,7 +40,7 @@ def main() -> None:
         return
     share = str(int(sys.argv[1]) // PROCESSES)
     running = [subprocess.Popen([sys.executable, __file__, share, str(process)]) for process in range(PROCESSES)]
-    if any([process.wait() for process in running]):
+    if [process for process in running if process.wait()]:
         raise SystemExit("a process of the program failed")
 
 
