@@ -1,38 +1,34 @@
-"""kineto traces to tables, side by side with HolisticTraceAnalysis, which reads the same files into DataFrames.
+"""kineto traces to tables beside HolisticTraceAnalysis, which reads the same files into DataFrames.
 
-    python benchmarks/kineto.py --captures ../shared/captures --work /tmp/kineto-bench
-
-Unpacks the two H200 ranks, installs the peer into an environment of its own, runs all in turn and prints a table:
-medians of wall time (start of the process to its end) and CPU time (with all child processes), and, from a run of its
-own, the peak of the resident memory summed over all processes. The peer's ``load`` is TraceAnalysis alone, without its
-imports.
+Two real H200 ranks, and traces of 1 and 4 million events grown from them (``kineto_grow.py``). zeropeak is timed from
+the start of the process to parquet on disk, HTA's ``load`` is TraceAnalysis alone, without its imports.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import lzma
 import os
-import platform
-import resource
 import shutil
-import statistics
-import subprocess
 import sys
 import tarfile
-import threading
-import time
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+from job import ROOT, SOURCES, Job, available_bytes, take_turns, verb
 from kineto_grow import grow
+from part import Claim, Part, about, environment, head, row
 
-ROOT = Path(__file__).resolve().parents[1]
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from pathlib import Path
+
 PEER = "HolisticTraceAnalysis==0.5.0"
 CAPTURE = "pythia6.9b_2xH200_s3m0.tar"
+EVENTS = (1_000_000, 4_000_000)
+VERB = "`zeropeak parse`"
+PEER_BYTES_PER_EVENT = 3000
+"""Memory that HTA may need, with room: 1,400 bytes an event for the real trace."""
+
 PEER_CODE = """
 import sys, time
 from hta.trace_analysis import TraceAnalysis
@@ -41,98 +37,17 @@ if __name__ == "__main__":
     TraceAnalysis(trace_files=dict(enumerate(sys.argv[1:])), trace_dir=".")
     print("LOAD", time.perf_counter() - begun)
 """
-
-
-@dataclass
-class Run:
-    """One way to do one job, and how long it took each time."""
-
-    job: str
-    tool: str
-    commands: list[list[str]]
-    wall: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-    load: list[float] = field(default_factory=list)
-    rss_bytes: int = 0
-
-    def once(self, environment: dict[str, str], most_disturbed: float) -> None:
-        """Run the commands at the same time and note what it took; again when other processes used more CPU."""
-        while True:
-            before, busy = resource.getrusage(resource.RUSAGE_CHILDREN), busy_seconds()
-            begun = time.perf_counter()
-            running = [start(command, environment) for command in self.commands]
-            outputs = [process.communicate()[0] for process in running]
-            wall, busy = time.perf_counter() - begun, busy_seconds() - busy
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            for process, output in zip(running, outputs, strict=True):
-                if process.returncode:
-                    raise SystemExit(f"{self.tool} failed on {self.job}:\n{output}")
-            if busy - cpu <= most_disturbed * wall + 0.03:  # the kernel counts in hundredths of a second
-                break
-            time.sleep(1)
-        self.wall.append(wall)
-        self.cpu.append(cpu)
-        for output in outputs:
-            self.load += [float(line.split()[1]) for line in output.splitlines() if line.startswith("LOAD")]
-
-    def measure_memory(self, environment: dict[str, str]) -> None:
-        """Peak of the resident memory summed over the process trees, sampled every 10 ms."""
-        running = [start(command, environment) for command in self.commands]
-        done = threading.Event()
-
-        def sample() -> None:
-            while not done.is_set():
-                self.rss_bytes = max(self.rss_bytes, sum(resident_bytes(process.pid) for process in running))
-                time.sleep(0.01)
-
-        sampler = threading.Thread(target=sample)
-        sampler.start()
-        for process in running:
-            process.communicate()
-        done.set()
-        sampler.join()
-
-
-def start(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
-
-
-def busy_seconds() -> float:
-    """CPU time that all processes of the machine have used."""
-    user, nice, system, _, _, irq, softirq, *_ = map(int, Path("/proc/stat").read_text().split(maxsplit=8)[1:8])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-def resident_bytes(session: int) -> int:
-    """Resident memory of all processes of a session."""
-    total = 0
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session:
-            total += int(fields[21]) * resource.getpagesize()
-    return total
-
-
-def peer_python(work: Path) -> str:
-    """Python of an environment with the peer, made at first use."""
-    folder = work / "peer"
-    python = folder / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", PEER], check=True)
-    return str(python)
+TEXT = """\
+The two ranks of an H200 capture (117 MB of JSON each, 488,694 events), as JSON and as gzip, which is what torch writes;
+and generated traces with the names, arguments and categories of the real one in the same proportions. zeropeak: reader
+and writer alone, and `zeropeak parse` as a user calls it, which also makes the other tables of a run; both from the
+start of the process to parquet on disk, scanning processes included. HTA: `TraceAnalysis` on the same files, "load"
+without its imports; it drops every `[memory]` event. How they are read, and why one process cannot be twenty times as
+fast: [decisions/kineto-reader.md](decisions/kineto-reader.md)."""
 
 
 def unpack(captures: Path, work: Path) -> list[Path]:
-    """The traces of the two ranks as plain JSON, and as gzip, which is what torch writes."""
+    """The traces of the two ranks as plain JSON, and beside them as gzip."""
     found = [work / f"kineto_r{rank}.json" for rank in (0, 1)]
     for path in found:
         if not path.exists():
@@ -148,106 +63,84 @@ def unpack(captures: Path, work: Path) -> list[Path]:
     return found
 
 
-def environment_for(work: Path) -> dict[str, str]:
-    """Modules of this checkout, compiled once like an installed package's."""
-    sources = os.pathsep.join(str(ROOT / stage) for stage in ("profile", "parse", "reports"))
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPATH": sources, "PYTHONPYCACHEPREFIX": str(work / "pycache")}
+def own(task: str, tool: str, paths: list[Path], work: Path, processes: int) -> Job:
+    """zeropeak on some files at once, each with so many processes that scan."""
+    script, outs = ROOT / "benchmarks" / "kineto_load.py", [work / f"out-{rank}" for rank in range(len(paths))]
+    commands = [
+        [sys.executable, str(script), str(path), str(out), str(rank), str(processes)]
+        for rank, (path, out) in enumerate(zip(paths, outs, strict=True))
+    ]
+    return Job(task, tool, commands, {"PYTHONPATH": SOURCES}, tuple(outs))
 
 
-def own(path: Path, work: Path, rank: int, processes: int) -> list[str]:
-    out = str(work / f"out-{rank}")
-    return [sys.executable, str(ROOT / "benchmarks" / "kineto_load.py"), str(path), out, str(rank), str(processes)]
-
-
-def jobs(work: Path, traces: list[Path], peer: str | None) -> list[Run]:
+def jobs(work: Path, traces: list[Path], peer: str) -> list[Job]:
+    """All tasks, each by the peer and by us."""
     cpus = os.cpu_count() or 1
-    runs = []
+    found = []
+
+    def theirs(task: str, paths: list[Path]) -> Job:
+        return Job(task, "HTA", [[peer, "-c", PEER_CODE, *map(str, paths)]])
+
     for ending, what in (("", ".json"), (".gz", ".json.gz")):
         files = [path.with_name(path.name + ending) for path in traces]
-        for name, some in ((f"one rank, {what}", files[:1]), (f"both ranks, {what}", files)):
-            if peer:
-                runs.append(Run(name, "HTA", [[peer, "-c", PEER_CODE, *map(str, some)]]))
-            single = [own(path, work, rank, 1) for rank, path in enumerate(some)]
-            runs.append(Run(name, "zeropeak, one process a file", single))
+        for task, some in ((f"one rank, {what}", files[:1]), (f"both ranks, {what}", files)):
+            found += [theirs(task, some), own(task, "zeropeak, one process a file", some, work, 1)]
             if len(some) == 1 and cpus > 1:
-                runs.append(Run(name, f"zeropeak, {cpus} scanning", [own(some[0], work, 0, cpus)]))
-    return runs
-
-
-def table(runs: list[Run]) -> list[str]:
-    lines = [
-        "| job | tool | wall s | CPU s | peak RSS MB | HTA load / ours | HTA process / ours |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    peers = {run.job: run for run in runs if run.tool == "HTA"}
-    for run in runs:
-        wall, cpu = statistics.median(run.wall), statistics.median(run.cpu)
-        peer = peers.get(run.job)
-        shown = f"{wall:.2f}" + (f" (load {statistics.median(run.load):.2f})" if run.load else "")
-        ratios = "| - | - |"
-        if peer and run is not peer:
-            ratios = f"| {statistics.median(peer.load) / wall:.1f}x | {statistics.median(peer.wall) / wall:.1f}x |"
-        lines.append(f"| {run.job} | {run.tool} | {shown} | {cpu:.2f} | {run.rss_bytes / 1e6:.0f} {ratios}")
-    return lines
-
-
-def machine() -> str:
-    model = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    packages = []
-    for name in ("msgspec", "pyarrow", "numpy", "isal"):
-        try:
-            packages.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            packages.append(f"no {name}")
-    return (
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({model}), load {os.getloadavg()[0]:.1f} at the "
-        f"end; Python {platform.python_version()}, {', '.join(packages)}, {PEER}"
-    )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--captures", type=Path, default=ROOT.parent / "shared" / "captures")
-    parser.add_argument("--work", type=Path, required=True, help="folder for files and environments; kept")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--events", type=int, nargs="*", default=[1_000_000, 4_000_000], help="generated traces")
-    parser.add_argument("--no-peer", action="store_true")
-    parser.add_argument(
-        "--most-disturbed",
-        type=float,
-        default=float("inf"),
-        metavar="CPUS",
-        help="repeat a run during which other processes used more than so many CPUs",
-    )
-    arguments = parser.parse_args()
-    work = arguments.work.resolve()
-    work.mkdir(parents=True, exist_ok=True)
-    traces = unpack(arguments.captures, work)
-    runs = jobs(work, traces, None if arguments.no_peer else peer_python(work))
-    for count in arguments.events:
+                found.append(own(task, f"zeropeak, {cpus} scanning", some, work, cpus))
+            found.append(verb(task, some, work / "out-verb"))
+    for count in EVENTS:
         path = work / f"grown_{count}.json"
         if not path.exists():
             grow(traces[0], path, count)
-        size = f"{count / 1e6:g} M events, {path.stat().st_size / 1e9:.2f} GB"
-        runs.append(Run(size, "zeropeak, one process a file", [own(path, work, 0, 1)]))
-        runs.append(Run(size, f"zeropeak, {os.cpu_count()} scanning", [own(path, work, 0, os.cpu_count() or 1)]))
-    environment = environment_for(work)
-    for run in runs:
-        run.measure_memory(environment)  # also warms the page cache and compiles
-    for _ in range(arguments.repeats):
-        for run in runs:
-            run.once(environment, arguments.most_disturbed)
-    print("\n".join(table(runs)))
-    print(f"\n{machine()}. Medians of {arguments.repeats}, in turn.")
+        task = f"{count / 1e6:g} M events, {path.stat().st_size / 1e9:.2f} GB"
+        peers = theirs(task, [path])
+        peers.once = count > EVENTS[0]
+        if available_bytes() < count * PEER_BYTES_PER_EVENT:
+            peers.failure = f"not run: would need more than the {available_bytes() / 1e9:.0f} GB that are free"
+        found += [peers, own(task, "zeropeak, one process a file", [path], work, 1)]
+        if cpus > 1:
+            found.append(own(task, f"zeropeak, {cpus} scanning", [path], work, cpus))
+        found.append(verb(task, [path], work / "out-verb"))
+    return found
 
 
-if __name__ == "__main__":
-    main()
+def claims(found: list[Job]) -> list[Claim]:
+    """What was asked for, by what was measured."""
+    peers = {job.task: job for job in found if job.tool == "HTA"}
+    ours = [job for job in found if job.tool != "HTA"]
+    made = []
+    for task in ("one rank, .json", "one rank, .json.gz", "both ranks, .json", "both ranks, .json.gz"):
+        by_verb = next(job for job in ours if job.task == task and job.tool == VERB)
+        best = min((job for job in ours if job.task == task and job is not by_verb), key=lambda job: job.wall)
+        for job, by in ((best, "reader and writer"), (by_verb, VERB)):
+            what = f"kineto, {task}: HTA's load / {by}"
+            made.append(Claim(what, "x", peers[task].load / job.wall, 10, 20, more_is_better=True))
+    most = max(ours, key=lambda job: job.rss_bytes)
+    made.append(Claim(f"kineto, memory summed over processes ({most.task})", " GB", most.rss_bytes / 1e9, 0.6, 0.4))
+    small, large = (
+        next(job for job in ours if job.task.startswith(f"{count / 1e6:g} M") and "one process" in job.tool)
+        for count in EVENTS
+    )
+    times = EVENTS[1] / EVENTS[0]
+    made += [
+        Claim(f"kineto, time at {times:g}x the events / {times:g}", "x", large.wall / small.wall / times, 1.1),
+        Claim(f"kineto, memory at {times:g}x the events", "x", large.rss_bytes / small.rss_bytes, 1.1),
+    ]
+    return made
+
+
+def measure(options: Namespace, work: Path) -> Part:
+    """Run all and say what was found."""
+    peer = str(environment(work, "hta", [PEER]) / "python")
+    found = jobs(work, unpack(options.captures, work), peer)
+    take_turns(found, options.repeats, options.most_others)
+    peers = {job.task: job for job in found if job.tool == "HTA" and not job.failure}
+    lines = head("HTA load / ours", "HTA process / ours")
+    for job in found:
+        theirs = peers.get(job.task)
+        if theirs is None or job.tool == "HTA":
+            lines.append(row(job, "", ""))
+        else:
+            lines.append(row(job, f"{theirs.load / job.wall:.1f}x", f"{theirs.wall / job.wall:.1f}x"))
+    said = about(found, options.repeats, ("msgspec", "pyarrow", "numpy", "isal"), [PEER.replace("==", " ")])
+    return Part("torch.profiler (kineto) traces", TEXT, said, claims(found), lines)

@@ -1,92 +1,29 @@
-"""Broken bytes give rows or a TraceError, never anything else, and never hang.
+"""Broken bytes give rows or a TraceError, never anything else, and never hang."""
 
-With atheris installed (``pip install atheris``) this file is also a coverage-guided fuzz target::
-
-    python tests/test_kineto_fuzz.py -max_total_time=600
-"""
+from __future__ import annotations
 
 import gzip
-import importlib
-import json
+import os
 import random
+import re
+import subprocess
 import sys
-import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.fuzz_kineto import SEEDS, one_input
 
-from zeropeak.parse.kineto import reader as kineto
 from zeropeak.parse.kineto import split as kineto_split
 from zeropeak.parse.kineto import window as kineto_window
-from zeropeak.parse.sink import MemorySink
-from zeropeak.profile.errors import TraceError
 
 SECONDS = 8
 """Time that the test may take."""
 
-EVENTS = [
-    {
-        "ph": "i",
-        "cat": "cpu_instant_event",
-        "s": "t",
-        "name": "[memory]",
-        "pid": 7,
-        "tid": 8,
-        "ts": 5199832495665.066,
-        "args": {
-            "Total Reserved": 9,
-            "Total Allocated": 8,
-            "Bytes": -512,
-            "Device Id": 0,
-            "Device Type": 1,
-            "Addr": 64,
-        },
-    },
-    {
-        "ph": "X",
-        "cat": "kernel",
-        "name": 'a<b>\\"{}, {"',
-        "pid": 0,
-        "tid": 7,
-        "ts": 10.25,
-        "dur": 2.125,
-        "args": {
-            "device": 1,
-            "stream": 7,
-            "correlation": 15,
-            "Collective name": "x",
-            "dtype": "Half",
-            "l": [{"ph": 1}],
-        },
-    },
-    {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": "zeropeak::fetch x",
-        "pid": 1,
-        "tid": 2,
-        "ts": 3,
-        "dur": 4,
-        "args": {"event_id": 7},
-    },
-    {"ph": "X", "cat": "user_annotation", "name": "step", "pid": 1, "tid": 2, "ts": 3.5, "dur": 4.25},
-    {"ph": "M", "name": "process_name", "args": {"name": "python"}},
-]
-SEEDS = [
-    json.dumps(
-        {
-            "schemaVersion": 1,
-            "distributedInfo": {"rank": 1},
-            "baseTimeNanoseconds": 10**18,
-            "traceEvents": EVENTS * 9,
-            "traceName": "x",
-        },
-        indent=indent,
-    ).encode()
-    for indent in (None, 2)
-]
+FUZZ_SECONDS = 20
+"""Time for atheris."""
+
 PIECES = [
     b'"',
     b"\\",
@@ -111,6 +48,11 @@ PIECES = [
 ]
 
 
+needs_atheris = pytest.mark.skipif(
+    find_spec("atheris") is None, reason="atheris is not installed; it has wheels for Linux on x86-64 only"
+)
+
+
 def mutate(data: bytes, choice: random.Random) -> bytes:
     text = bytearray(data)
     for _ in range(choice.randint(1, 6)):
@@ -128,28 +70,6 @@ def mutate(data: bytes, choice: random.Random) -> bytes:
     if choice.random() < 0.2:
         del text[choice.randrange(len(text) + 1) :]
     return gzip.compress(bytes(text), 1)[: choice.choice([None, -9])] if choice.random() < 0.1 else bytes(text)
-
-
-def one_input(path: Path, data: bytes) -> None:
-    """Read it; a refusal is one line that begins with the file's name."""
-    path.write_bytes(data)
-    sink = MemorySink()
-    try:
-        source = kineto.read(path, sink)
-    except TraceError as error:
-        refusal = str(error)
-    else:
-        refusal = ""
-    if refusal:
-        assert refusal.startswith(f"{path}: ")
-        assert "\n" not in refusal
-        return
-    for table in sink.tables:
-        for row in sink.rows(table):
-            assert row["source"] == "kineto"
-    counts = {what: line.count for what, line in sink.counts.items()}
-    assert all(count >= 0 for count in counts.values())
-    assert source.partial >= bool(counts.get("events_cut"))
 
 
 def test_mutated_traces_are_read_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,19 +91,43 @@ def test_mutated_traces_are_read_or_refused(tmp_path: Path, monkeypatch: pytest.
     assert number > 50
 
 
-def main() -> None:
-    """Fuzz with atheris."""
-    atheris: Any = importlib.import_module("atheris")
+def fuzz(folder: Path, *arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the fuzz target in a process and a folder of its own; ``before`` is code to run first."""
+    root = Path(__file__).resolve().parents[1]
+    sources = [str(root / stage) for stage in ("profile", "parse", ".")]
+    code = f"{before}\nimport tests.fuzz_kineto as target\ntarget.main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sources)},
+        capture_output=True,
+        text=True,
+        timeout=FUZZ_SECONDS + 120,
+    )
 
-    folder = Path(tempfile.mkdtemp())
-    (folder / "corpus").mkdir()
-    for number, seed in enumerate(SEEDS):
-        (folder / "corpus" / str(number)).write_bytes(seed)
-    kineto_split.CHUNK_BYTES, kineto_window.BUFFER_BYTES = 1000, 3000  # type: ignore[misc]
-    atheris.instrument_all()
-    atheris.Setup([*sys.argv, str(folder / "corpus")], lambda data: one_input(folder / "trace.json", data))
-    atheris.Fuzz()
+
+@needs_atheris
+def test_coverage_guided_fuzzing_finds_nothing(tmp_path: Path) -> None:
+    done = fuzz(
+        tmp_path, f"-max_total_time={FUZZ_SECONDS}", "-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1"
+    )
+    said = done.stderr
+    assert done.returncode == 0, f"{said[-3000:]}\ninputs: {[path.read_bytes() for path in tmp_path.glob('*-*')]}"
+    runs = int(re.findall(r"stat::number_of_executed_units: +(\d+)", said)[0])
+    assert runs > 200
+    first, last = (re.findall(rf"{word} +cov: (\d+)", said)[0] for word in ("INITED", "DONE"))
+    assert int(last) > int(first)  # inputs were found that reach more of the reader than the seeds do
 
 
-if __name__ == "__main__":
-    main()
+@needs_atheris
+def test_fuzzing_reports_an_error_of_the_reader(tmp_path: Path) -> None:
+    broken = """
+import zeropeak.parse.sink
+def refuse(self, table, batch):
+    raise IndexError("planted")
+zeropeak.parse.sink.MemorySink.write = refuse
+"""
+    done = fuzz(tmp_path, "-max_total_time=10", before=broken)
+    assert done.returncode != 0
+    assert "IndexError: planted" in done.stdout + done.stderr
+    assert list(tmp_path.glob("crash-*"))

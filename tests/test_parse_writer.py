@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zeropeak.parse import writer as module
 from zeropeak.parse.schema import BY_NAME, TABLES
@@ -33,6 +36,54 @@ def test_rows_are_sorted_as_declared(tmp_path: Path) -> None:
         for start in (9, 3, 5):
             writer.write("kernels", pa.table({"start_ns": [start]}), 0)
     assert pd.read_parquet(tmp_path / "tables" / "kernels")["start_ns"].tolist() == [3, 5, 9]
+
+
+NUMBERS = st.one_of(st.none(), st.integers(0, 3))
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=6), st.integers(0, 5), st.booleans())
+def test_rows_in_order_are_left_and_others_sorted_nulls_last(
+    keys: list[tuple[int | None, int | None]], skipped: int, in_order: bool
+) -> None:
+    if in_order:
+        keys.sort(key=lambda row: [(number is None, number or 0) for number in row])
+    rows = pa.table(
+        {
+            "a": pa.array([key[0] for key in keys], pa.int64()),
+            "b": pa.array([key[1] for key in keys], pa.int64()),
+            "place": list(range(len(keys))),
+        }
+    ).slice(skipped)
+    expected = rows.sort_by([("a", "ascending"), ("b", "ascending")])
+    assert module.sort(rows, ("a", "b")).equals(expected)
+    if rows.num_rows:
+        # A real sort is needed exactly when it moves a row.
+        assert module._in_order(rows.combine_chunks(), ("a", "b")) == expected.equals(rows)
+
+
+def test_what_lies_under_a_null_does_not_count() -> None:
+    numbers, valid = np.array([1, 9, 5]), np.packbits([True, False, False], bitorder="little")
+    hidden = pa.Array.from_buffers(pa.int64(), 3, [pa.py_buffer(valid), pa.py_buffer(numbers)])
+    assert module._in_order(pa.table({"a": hidden, "b": [0, 1, 2]}), ("a", "b"))
+    assert not module._in_order(pa.table({"a": hidden, "b": [0, 2, 1]}), ("a", "b"))
+
+
+def test_a_file_is_the_same_in_bytes_whether_its_rows_came_in_order(tmp_path: Path) -> None:
+    rows = pa.table({"start_ns": list(range(5000)), "name": [f"kernel {number % 700}" for number in range(5000)]})
+    with TableWriter(tmp_path / "tables") as writer:
+        for begin in range(0, 5000, 100):
+            writer.write("kernels", rows.slice(begin, 100), 0)
+            writer.write("kernels", rows.slice(4900 - begin, 100), 1)
+    in_order, sorted_ = (pq.ParquetFile(tmp_path / f"tables/kernels/rank-{rank}.parquet") for rank in (0, 1))
+    assert in_order.read().drop_columns("rank").equals(sorted_.read().drop_columns("rank"))
+    sizes = [
+        [
+            in_or.metadata.row_group(0).column(column).total_compressed_size
+            for column in range(1, in_or.metadata.num_columns)
+        ]
+        for in_or in (in_order, sorted_)
+    ]
+    assert sizes[0] == sizes[1]
 
 
 def test_a_long_table_is_streamed_in_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,10 +87,10 @@ def test_what_is_older_than_the_history_counts_from_its_start(tmp_path: Path) ->
     sink, source = parse(tmp_path, {"segments": [dump], "device_traces": [trace]})
     assert [row[3] for row in events(sink)] == [512, 1024]
     assert blocks(sink) == [
+        (512, 3000, None, None, None),
         (512, None, 2000, 2000, None),
         (512, None, 1000, 1000, None),
         (512, None, None, None, None),
-        (512, 3000, None, None, None),
     ]
     assert source.partial
     start = sink.counts["history_starts_ns:cuda:0"]

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -15,8 +16,11 @@ from zeropeak.parse.schema import BY_NAME, TABLES, Table
 from zeropeak.profile.errors import ZeropeakError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+
+    Ints = np.ndarray[tuple[int], np.dtype[np.integer]]
+    Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 WAITING_BYTES: Final = 64 << 20
 """Rows wait in memory up to this size, over all open files together; then those of the largest are written. A file
@@ -59,6 +63,45 @@ def conform(table: Table, rows: pa.RecordBatch | pa.Table, rank: int | None = No
     return pa.Table.from_arrays(arrays, schema=table.arrow)
 
 
+def sort(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Rows in ascending order of some columns, equal ones as they were, nulls last; each column in one piece.
+
+    Many readers give rows in order, and finding that out takes a twentieth of the time of sorting them.
+    """
+    if not names or not rows.num_rows:
+        return rows
+    # In one piece either way: where a column's pieces end decides where parquet's pages do.
+    whole = rows.combine_chunks()
+    return whole if _in_order(whole, names) else rows.sort_by([(name, "ascending") for name in names])
+
+
+def _in_order(rows: pa.Table, names: Sequence[str]) -> bool:
+    """Whether a stable sort would leave the rows as they are; False also where a column is not int64."""
+    if any(rows.schema.field(name).type != pa.int64() for name in names):
+        return False
+    # Where a row belongs before the one ahead of it, by the columns from the last to the first.
+    early = np.zeros(rows.num_rows - 1, bool)
+    for name in reversed(names):
+        column = rows.column(name).chunk(0)
+        here = slice(column.offset, column.offset + len(column))
+        bits, numbers = column.buffers()
+        values = np.frombuffer(numbers, np.int64)[here]
+        if not column.null_count:
+            early = _before(values, early)
+            continue
+        valid = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[here]
+        values = np.where(valid, values, 0)  # what lies under a null is anything
+        early = _before(valid == 0, _before(values, early))
+    return not early.any()
+
+
+def _before(values: Ints, otherwise: Flags) -> Flags:
+    """Where a value is less than the one ahead of it; ``otherwise`` decides between equal ones."""
+    ahead, here = values[:-1], values[1:]
+    early: Flags = (here < ahead) | ((here == ahead) & otherwise)
+    return early
+
+
 @dataclass
 class _File:
     """One parquet file in the making. ``earlier`` is a file whose rows go into it, too."""
@@ -86,9 +129,7 @@ class _File:
 
     def flush(self) -> None:
         """Write what is waiting as a sorted row group; an empty file gets its schema."""
-        rows = pa.concat_tables(self.waiting or [self.table.arrow.empty_table()])
-        if self.table.order and rows.num_rows:
-            rows = rows.sort_by([(name, "ascending") for name in self.table.order])
+        rows = sort(pa.concat_tables(self.waiting or [self.table.arrow.empty_table()]), self.table.order)
         if self.writer is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.writer = pq.ParquetWriter(self.path, self.table.arrow, compression="zstd")

@@ -41,7 +41,7 @@ def event_rows(curve: Curve, device: str) -> pa.Table:
 
 
 def block_rows(entries: Entries, lives: Lives, device: str, first_id: int) -> pa.Table:
-    """Rows of memory_blocks, in order of birth; ids count from ``first_id``.
+    """Rows of memory_blocks as the table is sorted: by birth, those of unknown birth last; ids count from ``first_id``.
 
     Without a history there is no time at which a block that waits for its streams was let go; such a block, which
     memory_allocated does not count, is left out.
@@ -50,6 +50,9 @@ def block_rows(entries: Entries, lives: Lives, device: str, first_id: int) -> pa
     if not len(entries):
         order = order[lives.let_go[order] != BEFORE]
     count = len(order)
+    # In order of birth those of unknown birth are first, and so are their ids; in the table they are last.
+    unknown = int(np.count_nonzero(lives.born[order] == BEFORE))
+    order = np.roll(order, -unknown)
     clock = np.concatenate([entries.ts_ns, entries.ts_ns[-1:], [0, 0]])
 
     def times(positions: Ints) -> pa.Array:
@@ -59,7 +62,7 @@ def block_rows(entries: Entries, lives: Lives, device: str, first_id: int) -> pa
     # Let go before the history: at its first entry at the latest.
     let_go = np.where(lives.let_go == BEFORE, 0, lives.let_go)
     columns = {
-        "block_id": integers(np.arange(first_id, first_id + count)),
+        "block_id": integers(np.roll(np.arange(first_id, first_id + count), -unknown)),
         "device": constant(device, count),
         "address": integers(lives.address[order]),
         "size_bytes": integers(lives.size[order]),
