@@ -9,6 +9,7 @@ from zeropeak.parse import nsys
 from zeropeak.parse.clocks import IDENTITY, ClockMap, base_map
 from zeropeak.parse.direct import EVENT_TABLES, Direct, DirectByRank
 from zeropeak.parse.files import TraceFile, choose
+from zeropeak.parse.nsys_collectives import tells_collectives
 from zeropeak.parse.pipeline import LOG_TABLES, ParseSummary
 from zeropeak.parse.placing import Trace, clock_row
 from zeropeak.parse.rank import RankInput, write_rank
@@ -104,6 +105,7 @@ class _Part:
     rank: int
     pid: int | None
     segments: pa.Table
+    collectives: tuple[pa.Table, str]
     spool: Spool
     span: tuple[int, int] | None
 
@@ -132,6 +134,7 @@ def _rank_tables(job: _Job, files: TableFiles) -> Stats:
     events: Spool | None = None
     for part in job.parts:
         given.segments, given.pid, given.span, events = part.segments, part.pid, part.span, part.spool
+        given.collectives = part.collectives
     for file in job.files:
         if events is not None:
             given.traces.append(_read_later(job, file, files, stats))
@@ -142,8 +145,9 @@ def _rank_tables(job: _Job, files: TableFiles) -> Stats:
         sink.finish(write=True)
         if set(sink.spool.tables()) & set(EVENT_TABLES):
             events = sink.spool
-    # Only blocks of memory ask what was going on at a time; without them millions of events stay on disk.
-    if events is not None and any("memory_events" in trace.spool.tables() for trace in given.traces):
+    # Only blocks of memory and collectives ask what was going on; without them millions of events stay on disk.
+    asking = {name for trace in given.traces for name in trace.spool.tables()} & {"memory_events", "collectives"}
+    if events is not None and (asking or (given.collectives is not None and given.collectives[0].num_rows)):
         given.log |= {name: unranked(name, [events.table(name)]) for name in EVENT_TABLES}
     given.log_written = True
     write_rank(given, files, stats)
@@ -177,6 +181,8 @@ def _read_node(file: TraceFile, writer: TableFiles, stats: Stats, asked: frozens
     ranks = {pid: rank for pid, rank in file.ranks.items() if pid is not None}
     counts: dict[str, Count] = {}
     clock = _clock(nsys.source(file.path), counts, alone=alone)
+    if tells_collectives(file.path):
+        asked |= frozenset(file.ranks.values())
     sink = DirectByRank(writer, clock, counts, asked)
     nsys.read(file.path, sink, ranks=ranks, default_rank=file.ranks.get(None))
     add_count(
@@ -192,7 +198,9 @@ def _read_node(file: TraceFile, writer: TableFiles, stats: Stats, asked: frozens
         mine = sink.of(rank)
         mine.finish(write=True)
         writer.write("clocks", clock_row("nsys", clock), rank)
-        parts.append(_Part(rank, pid, mine.spool.table("memory_events"), mine.spool.closed(), mine.span))
+        segments, calls = (mine.spool.table(name) for name in ("memory_events", "collectives"))
+        calls = calls.drop_columns(["rank"])
+        parts.append(_Part(rank, pid, segments, (calls, file.label), mine.spool.closed(), mine.span))
     return parts
 
 

@@ -162,6 +162,7 @@ def _rank_tables(job: _Job, files: TableFiles) -> Stats:
     )  # fmt: skip
     if job.seen:
         given.nvtx_ids, given.segments = job.seen.ids, job.seen.segments
+        given.collectives = job.seen.collectives, job.seen.file
     files.write("clocks", clock_row("log", clock), job.rank)
     for kind, path in job.traces.items():
         label = str(path.relative_to(job.run))
