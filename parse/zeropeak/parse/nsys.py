@@ -125,7 +125,8 @@ def _source(export: Export, pids: list[int]) -> Source:
         pids=tuple(pids),
         clock="session",
         session_start_unix_ns=_session_start(export),
-        version=_version(export),
+        version=(version := _version(export)),
+        versions={"nsys export": version} if version else {},
     )
 
 

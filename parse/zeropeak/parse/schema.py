@@ -74,14 +74,15 @@ TABLES: Final = (
     Table(
         "clocks",
         "How each source's clock was mapped to the run's clock: run_ns = source_ns + offset_ns + drift * (source_ns "
-        "- reference_ns).",
+        "- reference_ns). A row of source collectives maps once more, after those of the rank's other sources: "
+        "the clock of its machine contradicted that of another one and was moved so that collectives end together.",
         (
             _key(),
-            _SOURCE,
+            Column("source", TEXT, "reader that gave the clock: log, nsys, kineto or snapshot; or collectives"),
             Column("reference_ns", INT, "time on the source's clock at which the drift term is zero"),
             Column("offset_ns", INT, "added to the source's clock"),
             Column("drift", FLOAT, "relative rate difference, seconds per second"),
-            Column("shared_events", INT, "events seen on both clocks that the fit used"),
+            Column("shared_events", INT, "events (or collectives) seen on both clocks that the fit used"),
             Column("outliers", INT, "shared events that the fit dropped: something happened between the two readings"),
             Column("residual_ns", INT, "median absolute error of the fit over all shared events; null without a fit"),
             Column("residual_max_ns", INT, "largest absolute error of the fit over the events that it used"),

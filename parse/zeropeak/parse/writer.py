@@ -15,7 +15,7 @@ from zeropeak.parse.schema import BY_NAME, TABLES, Table
 from zeropeak.profile.errors import ZeropeakError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 WAITING_BYTES: Final = 64 << 20
@@ -248,3 +248,14 @@ class TableWriter(TableFiles):
             self._final.rename(old)
         self.folder.rename(self._final)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def rewrite(table: Table, path: Path, change: Callable[[pa.Table], pa.Table], more: pa.Table | None = None) -> None:
+    """Change the rows of a finished file, one row group after the other, and add some; their order must stay."""
+    draft = path.with_suffix(".new")
+    with pq.ParquetFile(path) as file, pq.ParquetWriter(draft, table.arrow, compression="zstd") as writer:
+        if more is not None:
+            writer.write_table(conform(table, more))
+        for group in range(file.num_row_groups):
+            writer.write_table(conform(table, change(file.read_row_group(group))))
+    draft.replace(path)
