@@ -45,8 +45,8 @@ MAX_DRIFT: Final = 1e-3
 
 
 TOLERANCE_NS: Final = 50_000
-"""What two clocks of one machine may seem to disagree by. (On two GPUs of one machine 3,594 collectives contradicted
-nothing, and their ends were up to 31 us apart, 0.3 us in the middle.)"""
+"""What two clocks of one machine may seem to disagree by. (On two GPUs of one machine none of 1,791 collectives ended
+on one before it began on the other; their ends were 0.8 us apart in the middle, 0.1 ms at most.)"""
 
 MOST_WRONG: Final = 0.01
 """Share of collectives that may contradict two clocks which agree."""
