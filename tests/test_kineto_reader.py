@@ -254,6 +254,8 @@ def test_a_launched_collective_is_a_row_where_no_kernel_tells_of_it(tmp_path: Pa
             "name": "_allgather_base",
             "start_ns": BASE + 1000,
             "end_ns": BASE + 3000,
+            "launched_ns": BASE + 1000,
+            "thread_id": 2,
             "dtype": "float16",
             "in_numel": 100,
             "out_numel": 800,
@@ -285,6 +287,35 @@ def test_a_collective_is_told_by_its_kernel_where_there_is_one(tmp_path: Path) -
     sink, _ = read(tmp_path, [LAUNCH, kernel, LAUNCH])
     assert [(row["start_ns"], row["stream"]) for row in sink.rows("collectives")] == [(BASE + 5000, 17)]
     assert sink.counts["collective_launches"].count == 2
+
+
+def test_a_kernel_knows_its_launch_by_the_external_id(tmp_path: Path) -> None:
+    launches = [
+        {**LAUNCH, "ts": 1 + n, "tid": 2 + n, "args": {**COMMS, "External id": number, "Seq": 40 + n}}
+        for n, number in enumerate([7, 8, 8])
+    ]
+    kernels = [
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "ncclDevKernel",
+            "ts": 50 + n,
+            "dur": 4,
+            "args": {"stream": 17, **{key: COMMS[key] for key in ("Collective name", "dtype")}, "External id": number},
+        }
+        for n, number in enumerate([7, 8, 9])
+    ]
+    sink, _ = read(tmp_path, [*launches, *kernels])
+    told = [
+        tuple(row[name] for name in ("start_ns", "launched_ns", "thread_id", "sequence", "out_address"))
+        for row in sink.rows("collectives")
+    ]
+    # Two launches claim id 8, none has id 9: their kernels' launches are unknown.
+    assert told == [
+        (BASE + 50_000, BASE + 1000, 2, 40, 150000),
+        (BASE + 51_000, None, None, None, None),
+        (BASE + 52_000, None, None, None, None),
+    ]
 
 
 def test_rank_and_world_size_come_from_the_metadata(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zeropeak.parse import schema
+from zeropeak.parse import blocks, schema
+from zeropeak.parse.snapshot import lives
 
 if TYPE_CHECKING:
     import pytest
@@ -26,6 +27,10 @@ def test_times_and_sizes_are_int64() -> None:
         for column in table.columns:
             if column.unit:
                 assert column.type == schema.INT, f"{table.name}.{column.name}"
+
+
+def test_every_mend_has_its_meaning() -> None:
+    assert set(schema.MENDS) == {word for word in (*blocks.MENDS, *lives.MENDS) if word}
 
 
 def test_the_page_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ EVENT_TABLES: Final = ("zero_events", "phases", "module_ranges")
 
 @dataclass
 class Direct:
-    """Writes a rank's rows at once; keeps its memory events, and its ranges that are events, on disk."""
+    """Writes a rank's rows at once; keeps those of DERIVED tables, and its ranges that are events, on disk."""
 
     files: TableFiles
     rank: int
@@ -38,7 +38,7 @@ class Direct:
     counts: dict[str, Count] = field(default_factory=dict)
     span: tuple[int, int] | None = None
     asked: bool = True
-    """Whether blocks of memory will ask for the events; if not, ours are written as they come."""
+    """Whether blocks of memory or collectives will ask for the events; if not, ours are written as they come."""
     _own: bool = False
     _waits: bool = False
     _ordered: bool = True

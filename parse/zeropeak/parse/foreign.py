@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from zeropeak.parse import nsys
 from zeropeak.parse.clocks import IDENTITY, ClockMap, base_map
 from zeropeak.parse.direct import EVENT_TABLES, Direct, DirectByRank
 from zeropeak.parse.files import TraceFile, choose
+from zeropeak.parse.hosts import align_hosts
+from zeropeak.parse.nsys_collectives import tells_collectives
 from zeropeak.parse.pipeline import LOG_TABLES, ParseSummary
 from zeropeak.parse.placing import Trace, clock_row
+from zeropeak.parse.provenance import Given, world_size, write_manifest
 from zeropeak.parse.rank import RankInput, write_rank
 from zeropeak.parse.readers import reader
 from zeropeak.parse.sink import Count, add_count, unranked
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from zeropeak.parse.pipeline import Progress
     from zeropeak.parse.sink import Source
 
+CLOCK_UNKNOWN: Final = "clock_unknown"
+
 
 def parse_files(
     paths: Sequence[Path],
@@ -38,19 +43,21 @@ def parse_files(
     workers: int | None = None,
     export: Callable[[Path], Path] | None = None,
     progress: Progress | None = None,
+    versions: Mapping[str, str] | None = None,
 ) -> ParseSummary:
-    """Make tables of trace files: torch.profiler JSON, nsys exports and memory snapshots, in any mixture.
+    """Make a run directory of trace files: torch.profiler JSON, nsys exports and memory snapshots, in any mixture.
 
     The rank of a file is the one in ``ranks``, else in the file, else in its name; the only trace of its kind that
     says nothing is rank 0. Processes of an nsys export are ranks in the order of their process ids.
 
     Args:
         paths: files, and folders to search.
-        out: gets ``tables/``.
+        out: gets ``tables/`` and a ``run.json`` with what the files say about themselves.
         ranks: ranks by file, where the user knows better.
         workers: processes for files of several ranks; None: as many as there are cores, 1: none.
         export: makes a sqlite file of an .nsys-rep (needs nsys).
         progress: called after each rank.
+        versions: for ``run.json``, zeropeak's own.
 
     Raises:
         UsageError: no traces, or ranks that are unknown or not unique.
@@ -65,29 +72,30 @@ def parse_files(
     out.mkdir(parents=True, exist_ok=True)
     with TableWriter(out / "tables") as writer:
         nodes: dict[int, list[_Part]] = {}
+        given: list[Given] = []
         earlier = TableFiles(writer.earlier)
         for file in chosen.files:
             if file.kind == "nsys":
-                for part in _read_node(file, earlier, stats, asked, alone=alone):
+                parts, source = _read_node(file, earlier, stats, asked, alone=alone or _only(file, chosen.files))
+                given.append(Given(file.label, [part.rank for part in parts], source))
+                for part in parts:
                     nodes.setdefault(part.rank, []).append(part)
         earlier.close()
-        jobs = [
-            _Job(
-                rank,
-                [f for f in chosen.files if f.kind != "nsys" and rank in f.ranks.values()],
-                writer.folder,
-                len(chosen.ranks),
-                alone,
-                nodes.get(rank, []),
-            )
-            for rank in chosen.ranks
-        ]
-        for done, (job, rows, counted) in enumerate(do(jobs, _rank_tables, workers), 1):
+        jobs = []
+        for rank in chosen.ranks:
+            files = [f for f in chosen.files if f.kind != "nsys" and rank in f.ranks.values()]
+            parts = nodes.get(rank, [])
+            jobs.append(_Job(rank, files, writer.folder, alone or len(files) + len(parts) == 1, parts))
+        for done, (job, rows, (counted, read)) in enumerate(do(jobs, _rank_tables, workers), 1):
             writer.add_rows(rows)
             stats.absorb(counted)
+            given += [Given(file.label, [job.rank], source) for file, source in zip(job.files, read, strict=True)]
             if progress:
                 progress(f"rank {job.rank}", done, len(jobs))
+        if not alone:
+            writer.add_rows({"clocks": _align(writer.folder, given, stats)})
         writer.write("import_stats", stats.table())
+    write_manifest(out, given, versions or {})
     return ParseSummary(
         out / "tables",
         tuple(chosen.ranks),
@@ -104,6 +112,7 @@ class _Part:
     rank: int
     pid: int | None
     segments: pa.Table
+    collectives: tuple[pa.Table, str]
     spool: Spool
     span: tuple[int, int] | None
 
@@ -115,8 +124,8 @@ class _Job:
     rank: int
     files: list[TraceFile]
     folder: Path
-    world_size: int
     alone: bool
+    """Whether this is the rank's only file, so that its clock may stay as it is."""
     parts: list[_Part]
 
     @property
@@ -124,31 +133,66 @@ class _Job:
         return sum(file.path.stat().st_size for file in self.files)
 
 
-def _rank_tables(job: _Job, files: TableFiles) -> Stats:
-    """Write all tables of one rank."""
+def _only(file: TraceFile, files: Sequence[TraceFile]) -> bool:
+    """Whether no other file is of one of its ranks."""
+    return not any(set(file.ranks.values()) & set(other.ranks.values()) for other in files if other is not file)
+
+
+def _align(tables: Path, given: Sequence[Given], stats: Stats) -> int:
+    """Relate the clocks of all files; returns how many ranks were moved.
+
+    Raises:
+        TraceError: nothing tells when a file's clock was zero.
+    """
+    unplaced = stats.ranks_with(CLOCK_UNKNOWN)
+    aligned = align_hosts(tables, _hosts(given), stats, unplaced)
+    for rank in unplaced:
+        if rank not in aligned.related:
+            base_map(next(file.source for file in given if rank in file.ranks))
+    return len(aligned.moved)
+
+
+def _hosts(given: Sequence[Given]) -> dict[int, int]:
+    """By rank, the lowest rank of those that are surely on its machine: by one file, or the machine's name in it."""
+    hosts = {rank: rank for file in given for rank in file.ranks}
+    together = [list(file.ranks) for file in given]
+    names: dict[str, list[int]] = {}
+    for file in given:
+        if file.source.host is not None:
+            names.setdefault(file.source.host, []).extend(file.ranks)
+    for ranks in (*together, *names.values()):
+        same = {hosts[rank] for rank in ranks}
+        hosts = {rank: min(same) if host in same else host for rank, host in hosts.items()}
+    return hosts
+
+
+def _rank_tables(job: _Job, files: TableFiles) -> tuple[Stats, list[Source]]:
+    """Write all tables of one rank; returns the counts, and what its files say about themselves."""
     stats = Stats()
     given = RankInput(job.rank, {name: unranked(name, []) for name in LOG_TABLES}, None)
-    given.world_size = job.world_size
     events: Spool | None = None
     for part in job.parts:
         given.segments, given.pid, given.span, events = part.segments, part.pid, part.span, part.spool
+        given.collectives = part.collectives
     for file in job.files:
         if events is not None:
             given.traces.append(_read_later(job, file, files, stats))
             continue
         trace, sink = _read_file(job, file, files, stats)
         given.traces.append(trace)
-        given.world_size = trace.source.world_size or given.world_size
         sink.finish(write=True)
         if set(sink.spool.tables()) & set(EVENT_TABLES):
             events = sink.spool
-    # Only blocks of memory ask what was going on at a time; without them millions of events stay on disk.
-    if events is not None and any("memory_events" in trace.spool.tables() for trace in given.traces):
+    # Only blocks of memory and collectives ask what was going on; without them millions of events stay on disk.
+    asking = {name for trace in given.traces for name in trace.spool.tables()} & {"memory_events", "collectives"}
+    if events is not None and (asking or (given.collectives is not None and given.collectives[0].num_rows)):
         given.log |= {name: unranked(name, [events.table(name)]) for name in EVENT_TABLES}
     given.log_written = True
+    sources = [trace.source for trace in given.traces]
+    given.world_size = world_size(sources)
     write_rank(given, files, stats)
     files.declare([job.rank])
-    return stats
+    return stats, sources
 
 
 def _read_file(job: _Job, file: TraceFile, files: TableFiles, stats: Stats) -> tuple[Trace, Direct]:
@@ -172,13 +216,18 @@ def _read_later(job: _Job, file: TraceFile, files: TableFiles, stats: Stats) -> 
     return Trace(source, spool, file.label)
 
 
-def _read_node(file: TraceFile, writer: TableFiles, stats: Stats, asked: frozenset[int], *, alone: bool) -> list[_Part]:
+def _read_node(
+    file: TraceFile, writer: TableFiles, stats: Stats, asked: frozenset[int], *, alone: bool
+) -> tuple[list[_Part], Source]:
     """Write what an nsys export holds, by rank; return what the ranks' own tables need of it."""
     ranks = {pid: rank for pid, rank in file.ranks.items() if pid is not None}
     counts: dict[str, Count] = {}
     clock = _clock(nsys.source(file.path), counts, alone=alone)
+    unknown = counts.pop(CLOCK_UNKNOWN, None)
+    if tells_collectives(file.path):
+        asked |= frozenset(file.ranks.values())
     sink = DirectByRank(writer, clock, counts, asked)
-    nsys.read(file.path, sink, ranks=ranks, default_rank=file.ranks.get(None))
+    source = nsys.read(file.path, sink, ranks=ranks, default_rank=file.ranks.get(None))
     add_count(
         counts,
         "ranks_by_process_order",
@@ -189,21 +238,25 @@ def _read_node(file: TraceFile, writer: TableFiles, stats: Stats, asked: frozens
     stats.merge(counts, file.label, "nsys")
     parts = []
     for pid, rank in file.ranks.items():
+        if unknown:
+            stats.merge({CLOCK_UNKNOWN: unknown}, file.label, "nsys", rank)
         mine = sink.of(rank)
         mine.finish(write=True)
         writer.write("clocks", clock_row("nsys", clock), rank)
-        parts.append(_Part(rank, pid, mine.spool.table("memory_events"), mine.spool.closed(), mine.span))
-    return parts
+        segments, calls = (mine.spool.table(name) for name in ("memory_events", "collectives"))
+        calls = calls.drop_columns(["rank"])
+        parts.append(_Part(rank, pid, segments, (calls, file.label), mine.spool.closed(), mine.span))
+    return parts, source
 
 
 def _clock(source: Source, counts: dict[str, Count], *, alone: bool) -> ClockMap:
-    """Map a file to Unix time; the clock of a file that is alone may stay as it is."""
+    """Map a file to Unix time; the clock of a file that is alone may stay as it is, until collectives relate it."""
     try:
         clock = base_map(source)
     except TraceError:
         if not alone:
             raise
-        add_count(counts, "clock_unknown", 1, "info", "times are on the file's own clock, not since 1970")
+        add_count(counts, CLOCK_UNKNOWN, 1, "info", "times are on the file's own clock, not since 1970")
         return IDENTITY
     if source.clock != "unix":
         add_count(counts, "clock_by_base_time", 1, "info", "aligned by the session's start, good to milliseconds")

@@ -25,6 +25,7 @@ _RUN: Final = {
     "ds_config": an_object(zero_optimization=an_object()),
     "config_changes": a_list(an_object(key=TEXT, why=TEXT)),
     "disk": an_object(expected_bytes=COUNT, actual_bytes=COUNT, cap_bytes=COUNT),
+    "sources": a_list(an_object(file=TEXT, kind=TEXT, ranks=a_list(COUNT), partial=FLAG)),
     "failure": an_object(rank=COUNT, kind=TEXT, message=TEXT, exit_code=NUMBER),
 }  # fmt: skip
 """What the keys of run.json must be that parse and reports read."""

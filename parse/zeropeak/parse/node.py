@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -27,28 +27,38 @@ if TYPE_CHECKING:
     from zeropeak.parse.writer import TableFiles
 
 
+KEPT: Final = ("memory_events", "collectives")
+"""Tables that the ranks' own tables are needed for."""
+
+
 @dataclass
 class NodeView:
     """What nsys saw of one rank."""
 
     ids: Any
     segments: pa.Table
+    collectives: pa.Table
+    file: str
 
 
 @dataclass
 class _NodeSink:
-    """Puts the rows of an nsys export on the run's clock and writes them by rank; keeps the memory events."""
+    """Puts the rows of an nsys export on the run's clock and writes them by rank; keeps those of :data:`KEPT`."""
 
     writer: TableFiles
     clock: ClockMap
     counts: MemorySink
-    segments: list[pa.Table] = field(default_factory=list)
+    kept: dict[str, list[pa.Table]] = field(default_factory=lambda: {name: [] for name in KEPT})
+
+    def table(self, name: str) -> pa.Table:
+        """All rows that were kept of a table."""
+        return pa.concat_tables([BY_NAME[name].arrow.empty_table(), *self.kept[name]], promote_options="default")
 
     def write(self, table: str, batch: pa.RecordBatch | pa.Table) -> None:
         rows = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         rows = self.clock.apply_table(rows)
-        if table == "memory_events":
-            self.segments.append(rows)
+        if table in KEPT:
+            self.kept[table].append(rows)
             return
         for rank, part in by_rank(rows):
             self.writer.write(table, part, rank)
@@ -95,14 +105,13 @@ def read_node(
         stats.scope(label, "nsys").count("trace_unreadable", 1, "error", error.problem)
         return {}
     stats.merge(sink.counts.counts, label, source.reader)
-    segments = pa.concat_tables(
-        sink.segments or [BY_NAME["memory_events"].arrow.empty_table()], promote_options="default"
-    )
+    segments, calls = sink.table("memory_events"), sink.table("collectives")
     views = {}
     for rank in here:
         writer.write("clocks", clock_row("nsys", clock), rank)
         mine = segments.filter(pc.equal(segments["rank"], rank))
-        views[rank] = NodeView(ids[(ids >> RANK_SHIFT) == rank], mine)
+        called = calls.filter(pc.equal(calls["rank"], rank)).drop_columns(["rank"])
+        views[rank] = NodeView(ids[(ids >> RANK_SHIFT) == rank], mine, called, label)
     return views
 
 

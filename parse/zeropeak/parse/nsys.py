@@ -1,4 +1,4 @@
-"""nsys sqlite exports (2022.4 and newer) as tables: NVTX ranges, work on the GPU, and reserved memory.
+"""nsys sqlite exports (2022.4 and newer) as tables: NVTX ranges, collectives, work on the GPU, and reserved memory.
 
 One export holds all processes of a node, so the caller says which process is which rank.
 """
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zeropeak.parse.lookup import Lookup, ints
+from zeropeak.parse.nsys_collectives import read_collectives
 from zeropeak.parse.nsys_export import Export, open_export
 from zeropeak.parse.sink import Source
 from zeropeak.profile.labels import NVTX_DOMAIN
@@ -61,8 +62,8 @@ def read(path: Path, sink: Sink, *, ranks: Mapping[int, int] | None = None, defa
 
     Args:
         path: the sqlite file.
-        sink: takes nvtx_ranges, kernels, and memory_events (segment_alloc and segment_free: what the caching allocator
-            reserves), on the session's clock.
+        sink: takes nvtx_ranges, collectives, kernels, and memory_events (segment_alloc and segment_free: what the
+            caching allocator reserves), on the session's clock.
         ranks: rank by process id. None: processes that recorded anything are ranks in the order of their ids.
         default_rank: rank of rows that name no process.
 
@@ -84,6 +85,7 @@ def read(path: Path, sink: Sink, *, ranks: Mapping[int, int] | None = None, defa
                 sink.count(f"no_table_{table}", 1, "info", f"no table {table}; {remedy}")
         known = _Ranks(ranks, default_rank)
         _nvtx(export, sink, known)
+        read_collectives(export, sink, known.of)
         _kernels(export, sink, known)
         _segments(export, sink, known)
         if export.bad_text:
@@ -123,7 +125,8 @@ def _source(export: Export, pids: list[int]) -> Source:
         pids=tuple(pids),
         clock="session",
         session_start_unix_ns=_session_start(export),
-        version=_version(export),
+        version=(version := _version(export)),
+        versions={"nsys export": version} if version else {},
     )
 
 

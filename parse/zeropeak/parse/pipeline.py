@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Final
 from zeropeak.parse import eventlog
 from zeropeak.parse.access import entries, need_readable, reading
 from zeropeak.parse.clocks import ClockMap, boot_maps
+from zeropeak.parse.hosts import align_hosts
 from zeropeak.parse.manifest import Manifest, RankInfo, read_manifest, read_rank
 from zeropeak.parse.node import NodeView, read_node
 from zeropeak.parse.placing import Trace, clock_row
+from zeropeak.parse.provenance import FILES
 from zeropeak.parse.rank import RankInput, write_rank
 from zeropeak.parse.readers import reader
 from zeropeak.parse.schema import TABLES
@@ -21,7 +23,7 @@ from zeropeak.parse.spool import Spool
 from zeropeak.parse.stats import NOTHING_CAPTURED, Stats
 from zeropeak.parse.workers import do
 from zeropeak.parse.writer import TableFiles, TableWriter
-from zeropeak.profile.errors import TraceError
+from zeropeak.profile.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,9 +79,14 @@ def parse_run(run: Path, *, workers: int | None = None, progress: Progress | Non
 
     Raises:
         ZeropeakError: no run directory, or a newer run.
+        UsageError: its tables were made of files that it does not hold.
         TraceError: a file that a capture always writes whole cannot be read.
     """
     manifest = read_manifest(run)
+    if manifest.raw.get("tool") == FILES:
+        raise UsageError(
+            f"{run}: made of trace files that are not in it; give those files again: zeropeak parse FILES --out {run}"
+        )
     folders = _rank_folders(run)
     exports = _exports(run)
     total = len(folders) + len(exports)
@@ -103,6 +110,8 @@ def parse_run(run: Path, *, workers: int | None = None, progress: Progress | Non
             stats.absorb(counted)
             if progress:
                 progress(f"rank {job.rank}", done, total)
+        hosts = {rank: info.clock.boot_id for rank, info in infos.items() if info and info.clock}
+        writer.add_rows({"clocks": len(align_hosts(writer.folder, hosts, stats).moved)})
         if not folders and not exports:
             for table in TABLES:
                 writer.write(table.name, table.arrow.empty_table(), None)
@@ -162,6 +171,7 @@ def _rank_tables(job: _Job, files: TableFiles) -> Stats:
     )  # fmt: skip
     if job.seen:
         given.nvtx_ids, given.segments = job.seen.ids, job.seen.segments
+        given.collectives = job.seen.collectives, job.seen.file
     files.write("clocks", clock_row("log", clock), job.rank)
     for kind, path in job.traces.items():
         label = str(path.relative_to(job.run))

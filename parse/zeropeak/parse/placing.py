@@ -22,7 +22,7 @@ GRACE_NS: Final = 100_000_000
 """A whole trace speaks for this long before its first and after its last row: starting and stopping a profiler takes
 time, and nothing need happen in it. (A cut trace speaks for nothing past its last row.)"""
 
-DERIVED: Final = frozenset({"marks", "memory_events", "memory_blocks"})
+DERIVED: Final = frozenset({"marks", "memory_events", "memory_blocks", "collectives"})
 """Tables of readers that are not written as they come."""
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from zeropeak.parse.collectives import join, of_log
 from zeropeak.parse.composition import Composition
 from zeropeak.parse.conservation import check
 from zeropeak.parse.delayed_frees import delayed_frees
@@ -52,6 +53,7 @@ class RankInput:
         info: its ``rank.json``.
         traces: kineto and snapshot traces.
         segments: memory_events rows of nsys (reserved memory), on the run's clock.
+        collectives: those that nsys saw, on the run's clock, with the file's name in import_stats.
         nvtx_ids: event ids of the NVTX ranges that nsys saw of this rank; None without nsys.
         cut: whether the log or the rank ended early.
         log_file: its name in import_stats; '' for a rank without an event log.
@@ -66,6 +68,7 @@ class RankInput:
     info: RankInfo | None
     traces: list[Trace] = field(default_factory=list)
     segments: pa.Table | None = None
+    collectives: tuple[pa.Table, str] | None = None
     nvtx_ids: Any = None
     cut: bool = False
     log_file: str = ""
@@ -85,6 +88,9 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
         writer.write(name, log[name], rank)
     memory: Memory | None = None
     partial, slack_ns, curve_file = False, 0, given.log_file
+    calls: list[tuple[pa.Table, str, str]] = []
+    if given.collectives is not None:
+        calls.append((given.collectives[0], given.collectives[1], "nsys"))
     for trace in sorted(given.traces, key=lambda trace: trace.source.reader != "snapshot"):
         try:
             placed = place(trace, begun, writer, rank)
@@ -100,6 +106,7 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
             span = (min(span[0], window[0]), max(span[1], window[1]))
         writer.write("clocks", clock_row(trace.source.reader, clock), rank)
         scope = stats.scope(trace.file, trace.source.reader, rank)
+        calls.append((placed.table("collectives"), trace.file, trace.source.reader))
         events, told = placed.table("memory_events"), placed.table("memory_blocks")
         if not events.num_rows:
             continue
@@ -144,6 +151,7 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
         late = delayed_frees(log, timeline, memory.blocks, window[1], max_reuse_distance=knob, slack_ns=slack_ns)
         writer.write("delayed_frees", late, rank)
     writer.write("ranks", _rank_row(given, memory, window, partial), rank)
+    _write_collectives(calls, given, writer, stats)
     _check_join(given, begun, stats)
 
 
@@ -156,6 +164,17 @@ def _write_parts(
     writer.write(f"{kind}_blocks", blocks, rank)
     if summed.num_rows:
         check(moments, summed, blocks, key, checks)
+
+
+def _write_collectives(
+    calls: list[tuple[pa.Table, str, str]], given: RankInput, writer: TableFiles, stats: Stats
+) -> None:
+    """Write the collectives of each source with their events; the log's own only where no tool saw any."""
+    seen = [(rows, file, source) for rows, file, source in calls if rows.num_rows]
+    for rows, file, source in seen:
+        writer.write("collectives", join(rows, given.log, stats.scope(file, source, given.rank)), given.rank)
+    if not seen and given.log_file:
+        writer.write("collectives", of_log(given.log), given.rank)
 
 
 def _whole_history(info: RankInfo | None) -> bool:

@@ -12,9 +12,10 @@ from typing import Final
 import pyarrow as pa
 
 from zeropeak.parse.categories import CATEGORIES
+from zeropeak.parse.mends import MENDS
 from zeropeak.parse.table import FLAG, FLOAT, INT, TEXT, Column, Table, page
 
-__all__ = ["BY_NAME", "CATEGORIES", "FLAG", "FLOAT", "INT", "TABLES", "TEXT", "Column", "Table"]
+__all__ = ["BY_NAME", "CATEGORIES", "FLAG", "FLOAT", "INT", "MENDS", "TABLES", "TEXT", "Column", "Table"]
 
 
 def _key(doc: str = "global rank") -> Column:
@@ -73,14 +74,15 @@ TABLES: Final = (
     Table(
         "clocks",
         "How each source's clock was mapped to the run's clock: run_ns = source_ns + offset_ns + drift * (source_ns "
-        "- reference_ns).",
+        "- reference_ns). A row of source collectives maps once more, after those of the rank's other sources: "
+        "the clock of its machine contradicted that of another one and was moved so that collectives end together.",
         (
             _key(),
-            _SOURCE,
+            Column("source", TEXT, "reader that gave the clock: log, nsys, kineto or snapshot; or collectives"),
             Column("reference_ns", INT, "time on the source's clock at which the drift term is zero"),
             Column("offset_ns", INT, "added to the source's clock"),
             Column("drift", FLOAT, "relative rate difference, seconds per second"),
-            Column("shared_events", INT, "events seen on both clocks that the fit used"),
+            Column("shared_events", INT, "events (or collectives) seen on both clocks that the fit used"),
             Column("outliers", INT, "shared events that the fit dropped: something happened between the two readings"),
             Column("residual_ns", INT, "median absolute error of the fit over all shared events; null without a fit"),
             Column("residual_max_ns", INT, "largest absolute error of the fit over the events that it used"),
@@ -312,10 +314,8 @@ TABLES: Final = (
             Column(
                 "mend",
                 TEXT,
-                "null for an event as recorded; else why we added it: address-reused (a free that was "
-                "never reported; the true end is earlier), storage-ended (the event log saw the tensor's end), "
-                "collective-ended (a copy that a collective made for itself, closed with it), "
-                "gone-at-dump or born-unseen (a snapshot's dump shows it, its history does not)",
+                "null for an event as recorded; else why we added it: one of the mends listed at the end of "
+                "docs/schema.md",
             ),
             _SOURCE,
         ),
@@ -365,7 +365,12 @@ TABLES: Final = (
             Column("born_phase", TEXT, "phase it was born in"),
             Column("born_step", INT, "step it was born in"),
             Column("stream", INT, "CUDA stream handle"),
-            Column("mend", TEXT, "why its end is not a reported free: see memory_events.mend"),
+            Column(
+                "mend",
+                TEXT,
+                "null where birth and end are as recorded; else why one of them is ours: one of the mends listed at "
+                "the end of docs/schema.md",
+            ),
             _SOURCE,
         ),
         ("rank", "born_ns"),
@@ -375,9 +380,22 @@ TABLES: Final = (
         "Communication calls with their sizes.",
         (
             _key(),
-            Column("name", TEXT, "operation, as the backend names it", nullable=False),
-            Column("start_ns", INT, "begin"),
-            Column("end_ns", INT, "end"),
+            Column(
+                "name",
+                TEXT,
+                "operation, as the backend names it; all_gather or reduce_scatter for one that only the event log "
+                "tells of",
+                nullable=False,
+            ),
+            Column(
+                "start_ns",
+                INT,
+                "begin: of its kernel where one was recorded, else of the launch; when its buffer was registered for "
+                "one that only the event log tells of",
+            ),
+            Column("end_ns", INT, "end of what start_ns is the begin of; null when only the launch is known"),
+            Column("launched_ns", INT, "when the host launched it; null when only its kernel was recorded"),
+            Column("thread_id", INT, "native id of the thread that launched it"),
             Column("dtype", TEXT, "element type"),
             Column("in_numel", INT, "elements sent in"),
             Column("out_numel", INT, "elements received"),
@@ -552,7 +570,7 @@ BY_NAME: Final = {table.name: table for table in TABLES}
 
 def main() -> None:
     """Print docs/schema.md."""
-    print(page(TABLES, CATEGORIES), end="")
+    print(page(TABLES, {"Categories": CATEGORIES, "Mends": MENDS}), end="")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import pyarrow as pa
 from zeropeak.parse.schema import BY_NAME
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 Clock = Literal["unix", "session", "boot"]
@@ -59,6 +60,12 @@ class Source:
     version: str | None = None
     device: str | None = None
     """Device of the allocator whose events the file holds: cpu, cuda:0, ..."""
+    host: str | None = None
+    """Name of the machine where the file has it: to tell machines apart, never written anywhere."""
+    backend: str | None = None
+    """Backend of torch.distributed: nccl, gloo, ..."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions that the file names, by what they are of."""
 
 
 @dataclass

@@ -41,6 +41,11 @@ class Stats:
         for (rank, file, source), counts in other._counts.items():
             self.merge(counts, file, source, rank)
 
+    def ranks_with(self, what: str) -> list[int]:
+        """Ranks of which something was counted."""
+        found = {rank for (rank, _, _), counts in self._counts.items() if what in counts and counts[what].count}
+        return sorted(rank for rank in found if rank is not None)
+
     def table(self) -> pa.Table:
         """All lines as rows of import_stats; a zero says something only where anything else would be an error."""
         rows = [

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from zeropeak.parse.stats import Stats
-
 WORTH_A_PROCESS_BYTES: Final = 4 << 20
 """A rank's traces below this are read in about the time that a process takes to start (0.7 s)."""
 
@@ -32,16 +30,17 @@ class Job(Protocol):
 
 
 J = TypeVar("J", bound=Job)
+R = TypeVar("R")
 
 
 def do(
-    jobs: Sequence[J], make: Callable[[J, TableFiles], Stats], workers: int | None = None
-) -> Iterator[tuple[J, dict[str, int], Stats]]:
-    """Do jobs, in several processes where that pays; yields each job with rows by table and counts.
+    jobs: Sequence[J], make: Callable[[J, TableFiles], R], workers: int | None = None
+) -> Iterator[tuple[J, dict[str, int], R]]:
+    """Do jobs, in several processes where that pays; yields each job with rows by table and what ``make`` returned.
 
     Args:
         jobs: one a rank.
-        make: writes a job's tables; a function at the top of a module.
+        make: writes a job's tables; a function at the top of a module, whose result must pickle.
         workers: processes; None: as many as there are cores; 1: none beside this one.
 
     Raises:
@@ -64,13 +63,13 @@ def do(
             yield job, *outcome
 
 
-def _do_one(job: J, make: Callable[[J, TableFiles], Stats]) -> tuple[dict[str, int], Stats]:
+def _do_one(job: J, make: Callable[[J, TableFiles], R]) -> tuple[dict[str, int], R]:
     files = TableFiles(job.folder)
     done = False
     try:
-        stats = make(job, files)
+        made = make(job, files)
         done = True
     finally:
         if not done:
             files.abandon()
-    return files.close(), stats
+    return files.close(), made

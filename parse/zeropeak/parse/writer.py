@@ -16,7 +16,7 @@ from zeropeak.parse.schema import BY_NAME, TABLES, Table
 from zeropeak.profile.errors import ZeropeakError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     Ints = np.ndarray[tuple[int], np.dtype[np.integer]]
@@ -289,3 +289,14 @@ class TableWriter(TableFiles):
             self._final.rename(old)
         self.folder.rename(self._final)
         shutil.rmtree(old, ignore_errors=True)
+
+
+def rewrite(table: Table, path: Path, change: Callable[[pa.Table], pa.Table], more: pa.Table | None = None) -> None:
+    """Change the rows of a finished file, one row group after the other, and add some; their order must stay."""
+    draft = path.with_suffix(".new")
+    with pq.ParquetFile(path) as file, pq.ParquetWriter(draft, table.arrow, compression="zstd") as writer:
+        if more is not None:
+            writer.write_table(conform(table, more))
+        for group in range(file.num_row_groups):
+            writer.write_table(conform(table, change(file.read_row_group(group))))
+    draft.replace(path)

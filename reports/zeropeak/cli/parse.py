@@ -2,16 +2,18 @@
 
 RUN is a run directory, or files and folders that zeropeak did not capture, in any mixture: torch.profiler traces
 (.json, .gz, .xz, .zst), nsys exports (.sqlite, or .nsys-rep when nsys is here), torch.cuda memory snapshots (.pickle).
-Tables are rewritten; raw files are not touched.
+Such files get a run directory of their own, for `zeropeak report`. Tables are rewritten; raw files are not touched.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from zeropeak.profile.errors import UsageError
+from zeropeak.profile.version import __version__
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +26,7 @@ EXAMPLE: Final = "zeropeak parse runs/nsys-stage3"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the verb's arguments."""
     parser.add_argument("paths", type=Path, nargs="+", metavar="RUN", help="run directory, or trace files and folders")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="for traces: where tables/ goes (runs/<name>)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="for traces: their run directory (runs/<name>)")
     parser.add_argument(
         "--rank",
         action="append",
@@ -49,13 +51,17 @@ def run(args: argparse.Namespace) -> int:
         out = first
     else:
         from zeropeak.parse.foreign import parse_files
+        from zeropeak.parse.manifest import read_run_json
+        from zeropeak.parse.provenance import FILES
 
         out = args.out or Path("runs") / first.name.split(".")[0]
-        if (out / "run.json").is_file():
+        if (read_run_json(out) or {"tool": FILES}).get("tool") != FILES:
             raise UsageError(f"{out} is a run of its own; choose another --out")
+        versions = {"zeropeak": __version__}
         with progress_bar("parsing") as show:
-            parse_files(args.paths, out, ranks=_ranks(args.rank), export=_export, progress=show)
+            parse_files(args.paths, out, ranks=_ranks(args.rank), export=_export, progress=show, versions=versions)
     print(f"Wrote {out / 'tables'}")
+    print(f"For the report: {os.environ.get('ZEROPEAK_PROGRAM', 'zeropeak')} report {shlex.quote(str(out))}")
     return 0
 
 

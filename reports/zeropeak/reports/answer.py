@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from zeropeak.reports import words
 from zeropeak.reports.figures.style import category_label
+from zeropeak.reports.given import of_files
 from zeropeak.reports.largest import knob_of_largest
 from zeropeak.reports.origin import run_origin, run_origin_ns
 from zeropeak.reports.selection import alike, all_ranks, cut_ranks, peak_alike, peak_bytes, shown_ranks
@@ -69,7 +70,7 @@ def answer(run: Run, findings: Iterable[Finding]) -> Answer:
         paragraphs += [
             *_course(story),
             Paragraph("Peak", _peak(run, story)),
-            Paragraph("Alive then", _alive(story.composition)),
+            Paragraph("Alive then", _alive(run, story.composition)),
         ]
         if largest := knob_of_largest(run, story):
             paragraphs.append(Paragraph("Largest part", largest, strong=True))
@@ -93,6 +94,13 @@ def _headline(run: Run, worst: int | None) -> str:
             return "The capture ended before any rank wrote anything."
         return "The run is empty: no rank left anything behind."
     if worst is None:
+        reserved = {rank: words.reserved_bytes(read_story(run, rank)) for rank in run.rank_ids}
+        if top := max(reserved.values()):
+            rank = max(reserved, key=lambda rank: (reserved[rank], -rank))
+            return (
+                f"Allocated memory was not recorded, so where it peaked is not known; the allocator reserved up to "
+                f"{size(top)} (rank {rank})."
+            )
         return "No rank has a memory curve, so where memory peaked is not known."
     story = read_story(run, worst)
     assert story.peak is not None
@@ -107,7 +115,9 @@ def _headline(run: Run, worst: int | None) -> str:
     if words.by_allocator(peak):
         by = " by the allocator's own counter"
         return f"{who}{by}{then if alike(peaks) else ','} {words.allocator_within(peak)}."
-    return f"{who}{then} {words.within(peak)}, {words.during(peak)}.{_already(story, peak)}"
+    if not words.place(peak):
+        return f"{who}; no file tells during which ZeRO event."
+    return f"{who}{then} {words.place(peak)}.{_already(story, peak)}"
 
 
 def _already(story: Story, peak: Peak) -> str:
@@ -156,7 +166,7 @@ def _peak(run: Run, story: Story) -> str:
     if peak.in_flight is not None:
         text += f"In flight: {_event(peak.in_flight.name, peak.in_flight.param_count, peak.in_flight.full_bytes)}. "
     else:
-        text += "No ZeRO event was in flight. "
+        text += "No ZeRO event was in flight. " if peak.events_told else "The files hold no ZeRO events. "
     if (last := peak.before) is not None:
         ago = f"{duration(peak.ts_ns - last.start_ns)} earlier"
         where = f", in the {last.phase}" if peak.preceding is None and last.phase else ""
@@ -176,11 +186,14 @@ def _event(name: str, params: int | None, full_bytes: int | None) -> str:
     return f"{name} ({', '.join(details)})" if details else name
 
 
-def _alive(composition: Sequence[Part]) -> str:
+def _alive(run: Run, composition: Sequence[Part]) -> str:
     if not composition:
         return "Not known: the tables hold no composition of this peak."
     total = sum(part.size_bytes for part in composition)
     named = [part for part in composition if part.category != UNATTRIBUTED and part.size_bytes]
+    if not named:
+        why = "; only zeropeak's own event log says what a block holds" if of_files(run) else ""
+        return f"Not known: all {size(total)} are unattributed{why}."
     text = "; ".join(
         f"{size(p.size_bytes)} {category_label(p.category)} ({percent(p.size_bytes, total)})"
         for p in named[:_MOST_PARTS]

@@ -9,6 +9,7 @@ from matplotlib.backends.backend_pdf import PdfPages
 
 from zeropeak.reports import memory_tables, quality, sections
 from zeropeak.reports.figures import style
+from zeropeak.reports.given import files_in_words, of_files
 from zeropeak.reports.pages import Pages
 from zeropeak.reports.selection import alike, peak_bytes, select
 from zeropeak.reports.story import read_story
@@ -84,9 +85,10 @@ def _what_ran(run: Run) -> str:
         f"Run {run.name}",
         f"config {manifest['config_name']}" if manifest.get("config_name") else "",
         f"{model['preset']} {model.get('class') or ''}".strip() if model.get("preset") else "",
-        _ranks(manifest),
+        _ranks(manifest) or (count(len(run.rank_ids), "rank") if of_files(run) else ""),
         count(manifest["steps"], "step") if manifest.get("steps") else "",
-        f"captured with {manifest['tool']}" if manifest.get("tool") else "",
+        f"captured with {manifest['tool']}" if manifest.get("tool") and not of_files(run) else "",
+        f"read from {files_in_words(run)}" if of_files(run) else "",
     ]
     return ", ".join(part for part in parts if part)
 
@@ -95,7 +97,7 @@ def _ranks(manifest: Mapping[str, Any]) -> str:
     world = manifest.get("world_size")
     if not world:
         return ""
-    device = {"cuda": "GPU", "cpu": "CPU"}.get(manifest.get("device", ""), "?")
+    device = {"cuda": "GPU", "cpu": "CPU"}.get(manifest.get("device") or "", "a device that is not known")
     if manifest.get("fake_world"):
         return f"rank 0 of {world} on a fake process group, {device}"
     return f"{count(world, 'rank')} on {device}"

@@ -8,12 +8,15 @@ import pyarrow.compute as pc
 
 from zeropeak.profile.errors import UsageError
 from zeropeak.reports.columns import NEVER, ints
+from zeropeak.reports.given import of_files
 
 if TYPE_CHECKING:
     from zeropeak.reports.run import Run
 
 FIRST_FORWARD: Final = "the first forward began"
 RUN_START: Final = "the run's start"
+FILES_BEGIN: Final = "the files' begin"
+"""Nobody knows how long a run had been going when files from elsewhere begin."""
 
 
 def run_origin_ns(run: Run) -> int:
@@ -24,7 +27,9 @@ def run_origin_ns(run: Run) -> int:
 
 def run_origin(run: Run) -> str:
     """What :func:`run_origin_ns` is, for people."""
-    return RUN_START if _first_forward_ns(run) is None else FIRST_FORWARD
+    if _first_forward_ns(run) is not None:
+        return FIRST_FORWARD
+    return FILES_BEGIN if of_files(run) else RUN_START
 
 
 def _first_forward_ns(run: Run) -> int | None:

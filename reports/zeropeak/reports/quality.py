@@ -10,9 +10,11 @@ import numpy as np
 
 from zeropeak.profile.labels import Status
 from zeropeak.profile.privacy import without_folders
-from zeropeak.reports import composition, setting, unattributed
+from zeropeak.reports import composition, setting, unattributed, words
+from zeropeak.reports.given import of_files, remarks
 from zeropeak.reports.origin import run_origin_ns
 from zeropeak.reports.selection import shown_ranks
+from zeropeak.reports.story import read_story
 from zeropeak.reports.units import count, duration, exact, moment, size
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 _SERIOUS: Final = ("error", "lost")
 _JOINED: Final = "nvtx_joined"
+_MOST_ASKED: Final = 4
+"""Ranks without a curve that are asked whether they reserved memory: all are of one capture."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,11 @@ def _status(run: Run) -> Iterator[Line]:
 
 
 def _ranks(run: Run) -> Iterator[Line]:
+    what = "No file was given" if of_files(run) else "Nothing was captured"
     if run.missing_ranks:
-        yield Line(f"Nothing was captured of {shown_ranks(run.missing_ranks)}.", serious=True)
+        yield Line(f"{what} of {shown_ranks(run.missing_ranks)}.", serious=True)
     elif missing := run.missing_count:
-        yield Line(f"Nothing was captured of {count(missing, 'rank')}.", serious=True)
+        yield Line(f"{what} of {count(missing, 'rank')}.", serious=True)
     table = run.arrow("ranks", columns=["rank", "status", "last_ns", "memory_source", "memory_partial"])
     rows = sorted(table.to_pylist(), key=lambda row: row["rank"])
     origin = run_origin_ns(run)
@@ -70,12 +75,14 @@ def _ranks(run: Run) -> Iterator[Line]:
         yield Line(f"{shown_ranks([rank for rank, _ in members]).capitalize()} ended as {status}{last}.", serious=True)
     blind = [row["rank"] for row in rows if row["memory_source"] is None]
     if blind:
-        yield Line(f"No memory curve for {shown_ranks(blind)}.", serious=True)
+        reserved = any(words.reserved_bytes(read_story(run, rank)) for rank in blind[:_MOST_ASKED])
+        what = "curve of allocated memory" if reserved else "memory curve"
+        how = ": record torch.profiler with profile_memory=True, or dump torch.cuda.memory's history"
+        yield Line(f"No {what} for {shown_ranks(blind)}{how if of_files(run) else ''}.", serious=True)
     partial = [row["rank"] for row in rows if row["memory_partial"] and row["memory_source"] is not None]
     if partial:
-        yield Line(
-            f"The memory curve of {shown_ranks(partial)} misses a part of the run: peaks may be higher.", serious=True
-        )
+        missed = "covers only what the files recorded of the run" if of_files(run) else "misses a part of the run"
+        yield Line(f"The memory curve of {shown_ranks(partial)} {missed}: peaks may be higher.", serious=True)
     sampled = [row["rank"] for row in rows if row["memory_source"] == "counters"]
     if sampled:
         yield Line(
@@ -125,10 +132,12 @@ def _clocks(run: Run) -> Iterator[Line]:
         shared = sum(row["shared_events"] or 0 for row in rows)
         worst = max(row["residual_max_ns"] or row["residual_ns"] for row in rows)
         typical = int(np.median([row["residual_ns"] for row in rows]))
-        yield Line(
-            f"Clock of {source}: fitted on {shared:,} shared events, typical error {duration(typical)}, largest "
-            f"{duration(worst)}."
+        what = (
+            f"Clocks of other machines: fitted on {shared:,} collectives in common"
+            if source == "collectives"
+            else f"Clock of {source}: fitted on {shared:,} shared events"
         )
+        yield Line(f"{what}, typical error {duration(typical)}, largest {duration(worst)}.")
 
 
 def _hooks(run: Run) -> Iterator[Line]:
@@ -171,6 +180,10 @@ def _config(run: Run) -> Iterator[Line]:
         yield Line(without_folders(str(note)))
 
 
+def _files(run: Run) -> Iterator[Line]:
+    yield from map(Line, remarks(run))
+
+
 _PARTS: Final[tuple[Callable[[Run], Iterator[Line]], ...]] = (
     _status,
     _ranks,
@@ -178,6 +191,7 @@ _PARTS: Final[tuple[Callable[[Run], Iterator[Line]], ...]] = (
     _sums,
     _unexplained,
     _hooks,
+    _files,
     _clocks,
     _config,
 )

@@ -11,6 +11,7 @@ from zeropeak.reports import words
 from zeropeak.reports.around import When, around, parameters
 from zeropeak.reports.figures import style
 from zeropeak.reports.findings import Finding, Verdict, retained_after_release
+from zeropeak.reports.given import of_files
 from zeropeak.reports.names import pattern, patterns
 from zeropeak.reports.origin import run_origin_ns
 from zeropeak.reports.pages import Column
@@ -92,19 +93,22 @@ def ranks_table(pages: Pages, run: Run, ranks: Sequence[int], findings: Iterable
 
 def _rank_row(run: Run, rank: int, verdict: str) -> list[str]:
     if rank in run.missing_ranks:
-        return [str(rank), _DASH, _DASH, _DASH, "nothing captured", _DASH, _DASH, verdict]
+        what = "no file given" if of_files(run) else "nothing captured"
+        return [str(rank), _DASH, _DASH, _DASH, what, _DASH, _DASH, verdict]
     story = read_story(run, rank)
     peak = story.peak
     if peak is None:
-        return [str(rank), _DASH, _DASH, _DASH, "no memory curve", _DASH, _DASH, verdict]
+        top = words.reserved_bytes(story)
+        what = f"no curve; reserved ≤ {size(top)}" if top else "no memory curve"
+        return [str(rank), _DASH, _DASH, _DASH, what, _DASH, _DASH, verdict]
     released = story.released_at_peak_bytes
     share = "" if not released else f" ({percent(released, peak.allocated_bytes)})"
     return [
         str(rank),
         ("" if story.complete else "≥ ") + size(peak.highest_bytes),
         ("≈ " if words.by_allocator(peak) else "") + moment(peak.ts_ns, run_origin_ns(run)),
-        words.where(peak).replace(" of step", ""),
-        peak.in_flight.name if peak.in_flight else "none",
+        words.where(peak).replace(" of step", "") or _DASH,
+        peak.in_flight.name if peak.in_flight else "none" if peak.events_told else "not recorded",
         _before(peak),
         _DASH if released is None else f"{size(released)}{share}",
         verdict,
@@ -248,7 +252,9 @@ def knobs(pages: Pages, run: Run) -> None:
     if rows:
         pages.table(columns, rows, strong, bold=False)
     else:
-        pages.paragraph("The run's manifest holds no DeepSpeed config.")
+        pages.paragraph(
+            "No file holds the DeepSpeed config." if of_files(run) else "The run's manifest holds no DeepSpeed config."
+        )
     defaults = _defaults(run)
     if defaults:
         pages.paragraph(", ".join(defaults), "Defaults", size=style.SIZE_SMALL)

@@ -16,6 +16,7 @@ from zeropeak.profile.labels import Kind
 from zeropeak.reports import setting
 from zeropeak.reports.columns import NEVER, Ints, ints
 from zeropeak.reports.curve import Curve, Intervals, allocated, released_intervals, reserved
+from zeropeak.reports.given import of_files
 from zeropeak.reports.origin import run_origin
 from zeropeak.reports.selection import SAMPLED
 
@@ -126,6 +127,7 @@ class Peak:
         partial: the curve does not cover the whole run, so the real peak may be higher.
         phase_start_ns: begin of the phase that it lies in, or the end of the last phase before it.
         allocator_phase, allocator_step: where allocator_bytes was reached first, as far as the marks tell.
+        phases_told, events_told: whether the run's data can tell phase and event; files from elsewhere may hold none.
     """
 
     ts_ns: int
@@ -142,6 +144,8 @@ class Peak:
     allocator_phase: str | None = None
     allocator_step: int | None = None
     phase_start_ns: int = 0
+    phases_told: bool = True
+    events_told: bool = True
 
     @property
     def preceding(self) -> Event | None:
@@ -198,7 +202,9 @@ class Story:
 
     @property
     def releases(self) -> bool:
-        """Whether this stage gathers and releases weights, as far as is known."""
+        """Whether this stage gathers and releases weights, as far as is known; False where nothing could tell."""
+        if of_files(self._run) and not len(self.intervals.size_bytes):
+            return False
         return self.stage is None or self.stage >= 3
 
     @property
@@ -280,6 +286,8 @@ class Story:
     @property
     def released_at_peak_bytes(self) -> int | None:
         """Released but alive at the peak; None when nothing tells."""
+        if of_files(self._run) and not len(self.intervals.size_bytes):
+            return None
         if self.composition:
             return sum(part.size_bytes for part in self.composition if part.category == RELEASED_ALIVE)
         if self.peak is None or not self.marks:
@@ -376,4 +384,6 @@ def _peak(run: Run, story: Story) -> Peak | None:
         allocator_phase=mark.get("mark"),
         allocator_step=mark.get("step"),
         phase_start_ns=span.start_ns if span else earlier,
+        phases_told=bool(story.phases) or not of_files(run),
+        events_told=bool(len(events)) or not of_files(run),
     )

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def during(peak: Peak) -> str:
     """What was in flight at a peak.
 
-    "during wait layers.7.mlp", or "1.90 ms after release lm_head", what came last before in the same phase.
+    "during wait layers.7.mlp", or "1.90 ms after release lm_head", what came last before in the same phase. Empty when
+    no event was recorded at all.
     """
     if peak.in_flight is not None:
         return f"during {peak.in_flight.name}{_in_module(peak, peak.in_flight)}"
@@ -21,6 +22,8 @@ def during(peak: Peak) -> str:
     if last is not None:
         ended = last.start_ns if last.end_ns is None or last.end_ns > peak.ts_ns else last.end_ns
         return f"{duration(peak.ts_ns - ended)} after {last.name}{_in_module(peak, last)}"
+    if not peak.events_told:
+        return _in_module(peak, None).strip()
     yet = f" in this {peak.phase} yet" if peak.before is not None and peak.phase is not None else ""
     return f"with no ZeRO event in flight{yet}{_in_module(peak, None)}"
 
@@ -33,8 +36,8 @@ def _in_module(peak: Peak, event: Event | None) -> str:
 
 
 def where(peak: Peak) -> str:
-    """Phase and step of a peak: "backward of step 1"."""
-    return _where(peak.phase, peak.step)
+    """Phase and step of a peak: "backward of step 1". Empty when no phase was recorded at all."""
+    return _where(peak.phase, peak.step) if peak.phases_told else ""
 
 
 def within(peak: Peak) -> str:
@@ -42,6 +45,11 @@ def within(peak: Peak) -> str:
     if peak.phase is None or peak.phase == "init":
         return "in init" if peak.phase else where(peak)
     return f"in the {where(peak)}"
+
+
+def place(peak: Peak) -> str:
+    """:func:`within` and :func:`during`, as far as they say anything; to follow a comma."""
+    return ", ".join(filter(None, (within(peak), during(peak))))
 
 
 def by_allocator(peak: Peak) -> bool:
@@ -67,6 +75,8 @@ def _where(phase: str | None, step: int | None) -> str:
 def peak_sentence(story: Story) -> str:
     """Rank, peak, event and the released weights in it; for titles."""
     if story.peak is None:
+        if top := reserved_bytes(story):
+            return f"Rank {story.rank} reserves up to {size(top)}; how much of it was allocated is not recorded"
         return f"Rank {story.rank}: no memory curve"
     released = story.released_at_peak_bytes
     tail = ""
@@ -78,7 +88,12 @@ def peak_sentence(story: Story) -> str:
     who = f"Rank {story.rank} peaks at {size(peak.highest_bytes)}{or_more(story)}"
     if by_allocator(peak):
         return f"{who}; the samples reach {size(peak.allocated_bytes)} {during(peak)}{tail}"
-    return f"{who} {during(peak)}{tail}"
+    return f"{who} {during(peak)}".rstrip() + tail
+
+
+def reserved_bytes(story: Story) -> int:
+    """Most that the allocator of a rank without a curve of allocated memory had reserved; 0 where that is not known."""
+    return 0 if len(story.curve) else int(story.reserved.size_bytes.max(initial=0))
 
 
 def or_more(story: Story) -> str:

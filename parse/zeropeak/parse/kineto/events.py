@@ -56,6 +56,7 @@ class KernelArgs(Struct, gc=False):
     stream: Loose = None
     correlation: Loose = None
     size: Loose = field(name="bytes", default=None)
+    external: Loose = field(name="External id", default=None)
     collective: Loose = field(name="Collective name", default=None)
     in_numel: Loose = field(name="In msg nelems", default=None)
     out_numel: Loose = field(name="Out msg nelems", default=None)
@@ -72,6 +73,7 @@ class OpArgs(Struct, gc=False):
     """Arguments of ``record_param_comms``, and of our own ranges."""
 
     event_id: Loose = None
+    external: Loose = field(name="External id", default=None)
     collective: Loose = field(name="Collective name", default=None)
     in_numel: Loose = field(name="In msg nelems", default=None)
     out_numel: Loose = field(name="Out msg nelems", default=None)

@@ -108,7 +108,7 @@ class Packets:
     def __init__(self, counts: Counter[str], hand_on: Callable[[Packet], None]) -> None:
         self.pids: set[int] = set()
         self._counts, self._hand_on = counts, hand_on
-        kinds = ("memory", "kernels", "ranges", "collectives", "launches")
+        kinds = ("memory", "kernels", "ranges", "launches", "collectives")
         self._columns = {kind: _Columns(kind) for kind in kinds}
 
     def memory(self, events: Sequence[Any]) -> None:
@@ -201,7 +201,9 @@ class Packets:
         self._saw_pids([one for one, _ in comms])
 
     def hand_on(self, least: int = PACKET_ROWS) -> None:
-        """Hand on what has become a packet: at least so many rows."""
+        """Hand on what has become a packet: at least so many rows. Launches go before the kernels that ask for them."""
+        if self._columns["collectives"].count >= least and self._columns["launches"].count:
+            self._hand_on(self._columns["launches"].take())
         for columns in self._columns.values():
             if columns.count >= least:
                 self._hand_on(columns.take())
@@ -212,6 +214,8 @@ class Packets:
             {"ts": [one.ts for one in events], "dur": [one.dur for one in events]},
             {
                 "stream": [getattr(arg, "stream", None) for arg in args],
+                "external_id": [arg.external for arg in args],
+                "thread_id": [one.tid for one in events],
                 "in_numel": [arg.in_numel for arg in args],
                 "out_numel": [arg.out_numel for arg in args],
                 "group_size": [arg.group_size for arg in args],

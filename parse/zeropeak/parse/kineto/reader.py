@@ -132,6 +132,11 @@ class _Tables:
         accelerators = Counter({name: count for name, count in self._rows.devices.items() if name != "cpu"})
         busiest = (accelerators or self._rows.devices).most_common(1)
         schema = done.metadata.get("schemaVersion")
+        told = {
+            "CUDA runtime": _cuda(done.metadata.get("cuda_runtime_version")),
+            "CUDA driver": _cuda(done.metadata.get("cuda_driver_version")),
+            "NCCL": _short(distributed.get("nccl_version")),
+        }
         return Source(
             reader=READER,
             path=path,
@@ -142,8 +147,21 @@ class _Tables:
             partial=done.partial,
             version=None if schema is None else f"schema {schema}",
             device=busiest[0][0] if busiest else None,
+            host=_short(done.metadata.get("host_name")),
+            backend=_short(distributed.get("backend")),
+            versions={name: text for name, text in told.items() if text},
         )
 
 
 def _natural(value: object) -> int | None:
     return value if type(value) is int and 0 <= value < 1 << 31 else None
+
+
+def _short(value: object) -> str | None:
+    return value if isinstance(value, str) and 0 < len(value) <= 256 and value.isprintable() else None
+
+
+def _cuda(value: object) -> str | None:
+    """CUDA writes 12.4 as 12040."""
+    number = _natural(value)
+    return f"{number // 1000}.{number % 1000 // 10}" if number else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from zeropeak.parse.kineto.columns import address, batch, constant, int_column, integer, integers, text_column
+from zeropeak.parse.kineto.launches import FILLED, Launches
 from zeropeak.parse.kineto.times import microseconds
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Rows:
         self._sink, self._counts, self._base_ns = sink, counts, base_ns
         self._reference: int | None = None
         self._launches: list[Packet] = []
+        self._launched_by = Launches()
         self._launches_count = False
         self._kernels_tell = False
 
@@ -125,6 +127,12 @@ class Rows:
         self._launches = []
 
     def _launched(self, packet: Packet) -> None:
+        for name in ("in_address", "out_address"):
+            packet.integers[name] = [address(value) for value in packet.integers[name]]
+        relative, timed = microseconds(packet.times["ts"], packet.count)
+        names = ("external_id", "thread_id", *FILLED)
+        told = {name: integers(packet.integers[name], Counter()) for name in names}
+        self._launched_by.add(relative + self._base_ns, timed & (relative != 0), told)
         if self._kernels_tell:
             self._counts["collective_launches"] += packet.count
             return
@@ -201,11 +209,17 @@ class Rows:
                 None if number is None or known[index][1] is None else number * (known[index][1] or 0)
                 for number, index in zip(numbers, indices, strict=True)
             ]
-        for name in ("in_address", "out_address"):
-            packet.integers[name] = [address(value) for value in packet.integers[name]]
-        self._write(
-            "collectives", keep, {**_text_columns(packet), **spans, **self._int_columns(packet, *packet.integers)}
-        )
+        if packet.kind == "collectives":
+            for name in ("in_address", "out_address"):
+                packet.integers[name] = [address(value) for value in packet.integers[name]]
+            own = {name: integers(packet.integers.pop(name), self._counts) for name in FILLED}
+            del packet.integers["thread_id"]  # a kernel's is its stream
+            launch = self._launched_by.columns(integers(packet.integers.pop("external_id"), Counter()), own)
+        else:
+            del packet.integers["external_id"]
+            launch = {"launched_ns": spans["start_ns"]}
+        columns = {**_text_columns(packet), **spans, **launch, **self._int_columns(packet, *packet.integers)}
+        self._write("collectives", keep, columns)
 
     def _int_columns(self, packet: Packet, *names: str) -> dict[str, pa.Array]:
         return {name: int_column(*integers(packet.integers[name], self._counts)) for name in names}

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from zeropeak.reports.figures import by_module, memory_curve, parts, peak_zoom, ranks, released_alive
+from zeropeak.reports.given import of_files
 from zeropeak.reports.origin import run_origin_ns
 from zeropeak.reports.selection import select
-from zeropeak.reports.story import read_story
+from zeropeak.reports.story import UNATTRIBUTED, read_story
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from zeropeak.reports.figures.drawing import Drawing
     from zeropeak.reports.run import Run
+    from zeropeak.reports.story import Story
 
 CURVES: Final = 4
 """Ranks with a figure of their own; of more, the extremes."""
@@ -21,6 +25,8 @@ def drawings(run: Run, at_ns: int | None = None) -> list[Drawing]:
     """All figures of a run, in the order of the report; with one of the moment ``at_ns`` (run time) when given."""
     origin_ns = run_origin_ns(run)
     stories = [read_story(run, rank) for rank in select(run, CURVES).ranks]
+    if of_files(run):
+        return _of_files(run, stories, origin_ns, at_ns)
     return [
         *(memory_curve.drawing(story, origin_ns) for story in stories),
         released_alive.drawing(run),
@@ -30,4 +36,19 @@ def drawings(run: Run, at_ns: int | None = None) -> list[Drawing]:
         *([] if at_ns is None else parts.at_moment(run, at_ns)),
         ranks.drawing(run),
         *(peak_zoom.drawing(story, origin_ns) for story in stories),
+    ]
+
+
+def _of_files(run: Run, stories: Sequence[Story], origin_ns: int, at_ns: int | None) -> list[Drawing]:
+    """Those that have something to show: page 1 says what files from elsewhere do not tell."""
+    told = [story for story in stories if len(story.curve) or len(story.reserved) or len(story.events)]
+    peaked = [story for story in stories if story.peak is not None]
+    named = any(part.category != UNATTRIBUTED for story in peaked for part in story.composition)
+    return [
+        *(memory_curve.drawing(story, origin_ns) for story in told),
+        *([released_alive.drawing(run)] if any(story.releases for story in stories) else []),
+        *([parts.at_peak(run), *by_module.at_peak(run)] if named else []),
+        *([] if at_ns is None else parts.at_moment(run, at_ns)),
+        *([ranks.drawing(run)] if len(peaked) > 1 else []),
+        *(peak_zoom.drawing(story, origin_ns) for story in peaked),
     ]

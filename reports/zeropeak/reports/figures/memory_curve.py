@@ -49,8 +49,10 @@ def build(story: Story, origin_ns: int) -> Data:
     """Data of one rank."""
     start_ns, end_ns = story.window(story.shown_steps())
     series = curves.build(story, start_ns, end_ns)
+    if not len(series) and words.reserved_bytes(story):
+        series = curves.build_reserved(story, start_ns, end_ns)
     notes = [note for note in (words.cut(story, origin_ns), _left_out(story, start_ns, end_ns, origin_ns)) if note]
-    if story.curve.sampled and len(series):
+    if story.curve.sampled and len(story.curve):
         notes.append("counters read at events; between them memory may have been higher")
     if series.reduced:
         notes.append("dark band: lowest to highest value within a pixel")
@@ -76,11 +78,14 @@ def drawing(story: Story, origin_ns: int) -> Drawing:
     """The figure of one rank."""
     data = build(story, origin_ns)
     released = "; vermilion is the part that ZeRO had already released and that is still alive" if data.releases else ""
-    caption = (
-        f"Allocated memory over time{released}. "
-        "Below, each ZeRO event of the same time, one lane a kind with the number of events; a lane is solid where "
-        "events are closer than a pixel."
-    )
+    caption = f"Allocated memory over time{released}."
+    if data.series.reserved_only:
+        caption = "Memory that the allocator had taken from the device; what was allocated within it was not recorded."
+    if data.lanes:
+        caption += (
+            " Below, each ZeRO event of the same time, one lane a kind with the number of events; a lane is solid "
+            "where events are closer than a pixel."
+        )
     return Drawing(f"memory-rank-{story.rank}", caption, lambda panel: draw(panel, data))
 
 
@@ -100,8 +105,8 @@ def draw(panel: Panel, data: Data) -> None:
     if data.missing:
         panel.part(_MARGIN_IN, lift - 0.3, across, top - lift + 0.2).message(data.missing)
         return
-    key = [(style.ALLOCATED, "allocated")]
-    if data.releases:
+    key = [] if data.series.reserved_only else [(style.ALLOCATED, "allocated")]
+    if data.releases and key:
         key.append((style.RELEASED, "of it released but alive"))
     if data.series.reserved_bytes is not None:
         key.append((style.QUIET, "reserved by the allocator (dashed)"))
@@ -135,9 +140,10 @@ def peak_headroom(ax: Axes, peak: Peak | None, released_bytes: int | None) -> fl
 def _label(peak: Peak, released_bytes: int | None, origin_ns: int) -> list[str]:
     what = "highest sample" if words.by_allocator(peak) else "peak"
     text = [
-        f"{what} {size(peak.allocated_bytes)} at {moment(peak.ts_ns, origin_ns)}, {words.where(peak)}",
-        words.during(peak),
-    ]
+        ", ".join(filter(None, (f"{what} {size(peak.allocated_bytes)} at {moment(peak.ts_ns, origin_ns)}",
+                                words.where(peak)))),
+        *filter(None, [words.during(peak)]),
+    ]  # fmt: skip
     if peak.in_flight is not None and peak.preceding is not None:
         text.append(f"last begun before: {peak.preceding.name}")
     if words.by_allocator(peak):

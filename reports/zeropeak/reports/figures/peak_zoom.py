@@ -58,6 +58,8 @@ def build(story: Story, origin_ns: int) -> Data:
         title=_title(story),
         subtitle=f"the events around it on rank {story.rank}, in order of their begin"
         if rows
+        else ""
+        if len(story.events)
         else "no ZeRO event was recorded",
         origin_ns=origin_ns,
         start_ns=start_ns,
@@ -82,7 +84,11 @@ def drawing(story: Story, origin_ns: int) -> Drawing:
         caption += f", on an axis that begins at {size(data.low_bytes)} instead of 0, since it changes little here"
     elif data.releases:
         caption += ", the released-but-alive part in vermilion"
-    caption += ". Below: one row an event, from its begin to its end; a diamond is a moment (free). "
+    caption += ". "
+    if data.rows:
+        caption += "Below: one row an event, from its begin to its end; a diamond is a moment (free). "
+    else:
+        caption = f"A{caption.removeprefix('Above: a')}"
     if any(row.when is When.IN_FLIGHT for row in data.rows):
         caption += "Highlighted rows were in flight at the peak (dotted line)."
     else:
@@ -105,6 +111,8 @@ def _title(story: Story) -> str:
         return f"Rank {story.rank}: no memory curve, so no peak to zoom into"
     what = "highest sample" if words.by_allocator(peak) else "peak"
     before = f", after {peak.preceding.name}" if peak.in_flight and peak.preceding else ""
+    if not words.during(peak):
+        return f"Rank {story.rank}'s {what} of {size(peak.allocated_bytes)} and the moments around it"
     return f"Rank {story.rank}'s {what} of {size(peak.allocated_bytes)} came {words.during(peak)}{before}"
 
 

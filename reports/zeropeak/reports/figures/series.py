@@ -32,6 +32,7 @@ class Series:
         released_bytes: at the moment of ``high_bytes``, so that a stack of the two is true.
         reserved_bytes: highest that the allocator held within each step; None where there is no caching allocator.
         reduced: false when every change of the curve is its own step.
+        reserved_only: what was allocated is not known; the other bytes are zero.
     """
 
     edges_ns: Ints
@@ -40,6 +41,7 @@ class Series:
     released_bytes: Ints
     reduced: bool
     reserved_bytes: Ints | None = None
+    reserved_only: bool = False
 
     def __len__(self) -> int:
         return len(self.high_bytes)
@@ -70,6 +72,14 @@ def build(story: Story, start_ns: int, end_ns: int, bins: int = BINS) -> Series:
 def build_released(story: Story, start_ns: int, end_ns: int, bins: int = BINS) -> Series:
     """Series of a rank without a memory curve: of its released-but-alive bytes alone, which the event log knows."""
     return _build(story, story.released, start_ns, end_ns, bins)
+
+
+def build_reserved(story: Story, start_ns: int, end_ns: int) -> Series:
+    """Series of a rank of which only the reserved bytes are known."""
+    moves = story.reserved.ts_ns
+    edges = np.unique(np.concatenate([[start_ns], moves[(moves > start_ns) & (moves < end_ns)], [end_ns]]))
+    nothing = np.zeros(len(edges) - 1, np.int64)
+    return Series(edges, nothing, nothing, nothing, False, _reserved(story, edges), reserved_only=True)
 
 
 def _build(story: Story, curve: Curve, start_ns: int, end_ns: int, bins: int) -> Series:
@@ -114,6 +124,8 @@ def draw(ax: Axes, series: Series, origin_ns: int, divisor: int, line: float = 1
     if series.reserved_bytes is not None:
         held = series.reserved_bytes / divisor
         ax.add_artist(_outline(held, edges, linestyle=(0, (4, 2)), edgecolor=style.QUIET, linewidth=0.9, zorder=2.5))
+        if series.reserved_only:
+            return
     bottom: Any = low
     # Added as artists, not by ``Axes.stairs``: that walks every corner to find limits which are set already.
     ax.add_artist(StepPatch(high, edges, fill=True, facecolor=style.ALLOCATED_FILL, linewidth=0, zorder=1))

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from zeropeak.profile.privacy import without_folders
-from zeropeak.reports import setting
+from zeropeak.reports import given, setting
 from zeropeak.reports.columns import NEVER
 from zeropeak.reports.findings import retained_words
 from zeropeak.reports.findings.finding import Basis, Evidence, Expected, Finding, Verdict
@@ -62,9 +62,7 @@ def _of_rank(run: Run, rank: int) -> Finding:
     blank = Finding(ID, Verdict.UNKNOWN, _basis(run), rank)
     stage = setting.stage(run, rank)
     if stage is None:
-        return _unknown(
-            blank, "The run does not say its ZeRO stage.", "Capture with `zeropeak nsys` or `zeropeak torch`."
-        )
+        return _unknown(blank, *given.no_stage(run))
     if stage < 3:
         return replace(
             blank,
@@ -149,8 +147,8 @@ def _missing(run: Run, rank: int) -> Finding:
         Verdict.UNKNOWN,
         _basis(run),
         rank,
-        headline="The rank left nothing behind.",
-        advice=_mend(run) or "Capture again; if the rank dies at its start, its own error output tells why.",
+        headline=given.no_rank(run)[0],
+        advice=_mend(run) or given.no_rank(run)[1],
     )
 
 
