@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from zeropeak.profile.capture import nsys_lost_its_agent
 from zeropeak.profile.processes import MARK, Capture
 
 if TYPE_CHECKING:
@@ -73,3 +74,20 @@ def test_an_error_of_ours_ends_everything(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ours"), capture:
         capture.wait(fails)
     assert marked("mark-error") == []
+
+
+@pytest.mark.parametrize(
+    ("code", "has_ranks", "printed", "lost"),
+    [
+        (1, False, "SystemException ... sem_open", True),
+        (1, True, "SystemException ... sem_open", False),
+        (0, False, "sem_open", False),
+        (1, False, "ValueError: bad config", False),
+    ],
+)
+def test_nsys_is_started_again_only_when_another_nsys_took_its_agent(
+    tmp_path: Path, code: int, has_ranks: bool, printed: str, lost: bool
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(printed)
+    assert nsys_lost_its_agent(log, code, has_ranks) is lost

@@ -148,20 +148,40 @@ def _train(
 
     # nsys leaves recordings, program output and world-writable folders in the temporary folder: it gets its own.
     with tempfile.TemporaryDirectory(prefix="zeropeak-", ignore_cleanup_errors=True) as temporary:
-        with Capture(
-            _command(plan, run_dir, nsys),
-            {**environ, **_threads(plan, environ), "TMPDIR": temporary},
-            mark=uuid.uuid4().hex,
-            log=run_dir / "raw" / "train.log",
-            show=say,
-        ) as capture:
-            code, reason = capture.wait(over_cap)
+        log = run_dir / "raw" / "train.log"
+        for again in (True, False):
+            with Capture(
+                _command(plan, run_dir, nsys),
+                {**environ, **_threads(plan, environ), "TMPDIR": temporary},
+                mark=uuid.uuid4().hex,
+                log=log,
+                show=say,
+            ) as capture:
+                code, reason = capture.wait(over_cap)
+            if not (again and reason is None and nsys_lost_its_agent(log, code, _has_ranks(run_dir))):
+                break
+            say("nsys could not start beside another nsys that was just ending; starting it once more")
         if nsys is not None:
             say("exporting the Nsight Systems report")
             notes += _export(nsys, run_dir / "raw", Path(temporary))
     for note in notes:
         say(note)
     return code, reason
+
+
+def nsys_lost_its_agent(log: Path, code: int, has_ranks: bool) -> bool:
+    """Whether nsys failed before any rank began, since another nsys of this user ended and took their agent with it.
+
+    Args:
+        log: what was printed.
+        code: exit status.
+        has_ranks: a rank has written something.
+    """
+    return code != 0 and not has_ranks and "sem_open" in log.read_text(errors="replace")
+
+
+def _has_ranks(run_dir: Path) -> bool:
+    return any((run_dir / "raw").glob("rank-*"))
 
 
 def expected_bytes(plan: Plan) -> int:
