@@ -16,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = os.pathsep.join(str(ROOT / stage) for stage in ("profile", "parse", "reports"))
 SAMPLE_SECONDS = 0.01
+LONG_SECONDS = 20
+"""A job that takes longer is run once: where it is a peer's, it is far behind anyway."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,6 @@ class Job:
         commands: one or more, started together.
         environment: added to this process's.
         leftovers: removed before each run: outputs and caches.
-        once: run a single time, as it takes long.
         failure: why it could not run; it is then listed without figures.
     """
 
@@ -46,16 +47,20 @@ class Job:
     commands: list[list[str]]
     environment: dict[str, str] = field(default_factory=dict)
     leftovers: tuple[Path, ...] = ()
-    once: bool = False
     failure: str = ""
     runs: list[Run] = field(default_factory=list)
     loads: list[float] = field(default_factory=list)
     """Seconds that a command printed itself, as a line ``LOAD <seconds>``."""
+    once: bool = False
+    """Whether it was run a single time, as it takes long."""
     rss_bytes: int = 0
     """Peak of the resident memory, summed over all processes."""
 
     def run(self, *, memory: bool = False) -> None:
-        """Run and note what it took; with ``memory``, note only the memory, as sampling it takes CPU time."""
+        """Run and note what it took; with ``memory``, note the memory, and of a short job nothing else.
+
+        Looking at the memory often takes CPU time, so a long job is looked at less often, and run just once.
+        """
         for path in self.leftovers:
             shutil.rmtree(path, ignore_errors=True)
             path.unlink(missing_ok=True)
@@ -73,6 +78,8 @@ class Job:
         for process, output in zip(running, outputs, strict=True):
             if process.returncode:
                 raise SystemExit(f"{self.tool} failed on {self.task} ({process.returncode}):\n{output[-3000:]}")
+        if memory:
+            self.once = wall > LONG_SECONDS
         if not memory or self.once:
             self.runs.append(Run(wall, used, max(0.0, busy - used) / wall))
             for output in outputs:
@@ -107,7 +114,8 @@ class Job:
         )
 
     def _sample(self, running: list[subprocess.Popen[str]], done: threading.Event) -> None:
-        while not done.wait(SAMPLE_SECONDS):
+        begun = time.monotonic()
+        while not done.wait(max(SAMPLE_SECONDS, (time.monotonic() - begun) / 100)):
             self.rss_bytes = max(self.rss_bytes, sum(resident_bytes(process.pid) for process in running))
 
 

@@ -94,7 +94,6 @@ def jobs(work: Path, traces: list[Path], peer: str) -> list[Job]:
             grow(traces[0], path, count)
         task = f"{count / 1e6:g} M events, {path.stat().st_size / 1e9:.2f} GB"
         peers = theirs(task, [path])
-        peers.once = count > EVENTS[0]
         if available_bytes() < count * PEER_BYTES_PER_EVENT:
             peers.failure = f"not run: would need more than the {available_bytes() / 1e9:.0f} GB that are free"
         found += [peers, own(task, "zeropeak, one process a file", [path], work, 1)]

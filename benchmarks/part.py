@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from job import LONG_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -113,8 +115,9 @@ def about(jobs: Sequence[Job], repeats: int, packages: Sequence[str], peers: Seq
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({model}), {memory_gb():.0f} GB; Python "
         f"{platform.python_version()}, {', '.join(version(sys.executable, name) for name in packages)}; beside "
-        f"{', '.join(peers) or 'nothing'}. Medians of {repeats} runs, taken in turns. During a run other processes of "
-        f"the machine used {others[len(others) // 2]:.2f} CPUs in the median and {others[-1]:.2f} at most."
+        f"{', '.join(peers) or 'nothing'}. Medians of {repeats} runs, taken in turns; what takes over {LONG_SECONDS} s "
+        f"was run once. During a run other processes of the machine used {others[len(others) // 2]:.2f} CPUs in the "
+        f"median and {others[-1]:.2f} at most."
     )
 
 

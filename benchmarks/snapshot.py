@@ -79,7 +79,6 @@ def jobs(path: Path, work: Path, mosaic: Path | None) -> list[Job]:
             version(snap / "python", "pt-snap-cli"),
             [[str(snap / "pt-snap"), "import", str(path), "-o", str(work / "ptsnap"), "--no-focus", "--force"]],
             leftovers=(work / "ptsnap",),
-            once=True,
         ),
     ]
     return found + (mosaic_jobs(path, work, mosaic) if mosaic else [])
@@ -96,7 +95,7 @@ def mosaic_jobs(path: Path, work: Path, mosaic: Path) -> list[Job]:
     return [
         Job(f"{PEAK} (`get_memory_usage_peak`)", name, [peak], sources),
         *[
-            Job(f"history by {profile}", name, [[*history, "--profile", profile]], sources, (page,), once=True)
+            Job(f"history by {profile}", name, [[*history, "--profile", profile]], sources, (page,))
             for profile in ("annotations", "categories")
         ],
     ]
