@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from zeropeak.parse.conservation import MOST_UNATTRIBUTED
 from zeropeak.reports import composition
+from zeropeak.reports.given import of_files
 from zeropeak.reports.selection import SAMPLED, shown_ranks
 from zeropeak.reports.story import UNATTRIBUTED
 from zeropeak.reports.units import percent, size
@@ -45,6 +46,8 @@ def sentences(run: Run) -> Iterator[str]:
 
 def _why(run: Run, rank: int) -> str:
     """Where the unattributed bytes of a rank's peak come from, the largest part first."""
+    if of_files(run):
+        return "no file says what a block holds; `zeropeak nsys` and `zeropeak torch` register it"
     facts = run.arrow("ranks", rank, ["memory_source"]).to_pylist()
     if facts and facts[0]["memory_source"] == SAMPLED:
         return (
