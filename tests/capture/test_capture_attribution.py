@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 if TYPE_CHECKING:
-    from tests.capture.conftest import Captured
+    from tests.commands import Captured
 
 pytestmark = pytest.mark.slow
 

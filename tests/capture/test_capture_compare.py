@@ -12,7 +12,7 @@ from zeropeak.cli.main import main
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.capture.conftest import Captured
+    from tests.commands import Captured
 
 pytestmark = pytest.mark.slow
 

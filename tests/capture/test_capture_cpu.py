@@ -16,7 +16,7 @@ from zeropeak.cli.main import main
 from zeropeak.reports import open_run
 
 if TYPE_CHECKING:
-    from tests.capture.conftest import Captured
+    from tests.commands import Captured
 
 CANARY = "zeropeak-canary-5f1d"
 

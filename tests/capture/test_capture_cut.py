@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.capture.conftest import Captured
+    from tests.commands import Captured
 
 pytestmark = pytest.mark.slow
 
