@@ -19,11 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
+import pandas as pd
 import pyarrow as pa
 
+from zeropeak.parse.pipeline import parse_run
 from zeropeak.profile import gpus
 from zeropeak.profile.options import Options, Plan
 from zeropeak.profile.planning import make_plan
+from zeropeak.reports import open_run
 
 LLAMA: Final = {
     "architectures": ["LlamaForCausalLM"],
@@ -42,6 +45,12 @@ LLAMA: Final = {
 
 _SEED: Final = {"model": "6.9b", "seq": 1200, "lora_rank": 128, "dtype": "fp16"}
 _OFFLOAD: Final = ("zero_optimization.offload_optimizer.device=cpu", "zero_force_ds_cpu_optimizer=false")
+
+_DEFAULT_PREFETCH: Final = (
+    "zero_optimization.stage3_prefetch_bucket_size=50000000",
+    "zero_optimization.stage3_max_live_parameters=1000000000",
+)
+"""DeepSpeed's defaults, where the bug report's config has 3e7 for both."""
 
 CASES: Final[dict[str, dict[str, Any]]] = {
     "seed-stage2-4": {"config": "stage2", **_SEED},
@@ -71,8 +80,19 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     },
     "accumulation-410m-stage2": {"config": "stage2", "model": "410m", "lora": "none", "grad_accum": 2},
     "seed-stage3-64": {"config": "stage3", "ranks": 64, **_SEED},
+    **{
+        f"prefetch-{bucket}-reuse-{reuse}": {
+            "config": "stage3-efficient",
+            "steps": 4,
+            **_SEED,
+            "settings": (*settings, f"zero_optimization.stage3_max_reuse_distance={distance}"),
+        }
+        for bucket, settings in (("seed", ()), ("default", _DEFAULT_PREFETCH))
+        for reuse, distance in (("none", 0), ("default", 1_000_000_000))
+    },
 }
-"""Options by case; the rest are those of a GPU: 1200 tokens, fp16, four ranks, three steps."""
+"""Options by case; the rest are those of a GPU: 1200 tokens, fp16, four ranks, three steps. The last four are what
+prefetching does."""
 
 SIDE_BY_SIDE: Final = 4
 """Cases at once: together they fit a GPU of 141 GB."""
@@ -107,7 +127,26 @@ def measure(case: str, scratch: Path) -> dict[str, Any]:
     print(f"{case}: {info['ended']} {info['error'] or ''}", flush=True)
     if info["ended"] != "complete":
         print(done.stderr[-3000:], flush=True)
-    return _record(case, plan, info, marks)
+    return {**_record(case, plan, info, marks), "peaks": _peaks(run)}
+
+
+def _peaks(run: Path) -> list[dict[str, Any]]:
+    """Highest allocated memory of each step, and what was going on then."""
+    parse_run(run, workers=1)
+    opened = open_run(run)
+    names = dict(zip(opened.zero_events["event_id"], opened.zero_events["name"], strict=True))
+    peaks = opened.peaks[opened.peaks["scope"] == "step"].astype(object)
+    return [
+        {
+            "step": row["step"],
+            "allocated_bytes": row["allocated_bytes"],
+            "reserved_bytes": row["reserved_bytes"],
+            "event": names.get(row["event_id"]),
+            "last_event": names.get(row["last_event_id"]),
+            "module": None if pd.isna(row["module"]) else row["module"],
+        }
+        for row in peaks.to_dict("records")
+    ]
 
 
 def _record(case: str, plan: Plan, info: dict[str, Any], marks: list[dict[str, Any]]) -> dict[str, Any]:

@@ -24,6 +24,9 @@ def prepare_device(plan: Plan) -> Any:
     # DeepSpeed takes the device from LOCAL_RANK, also when several ranks share one GPU.
     os.environ["LOCAL_RANK"] = str(local)
     torch.cuda.set_device(local)
+    if plan.gpu_memory_bytes is not None:
+        total = torch.cuda.get_device_properties(local).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, plan.gpu_memory_bytes / total), local)
     _keep_deepspeed_off_old_nvtx()
     return torch.device("cuda", local)
 

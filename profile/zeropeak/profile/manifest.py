@@ -77,6 +77,7 @@ def new(
         "seq": plan.seq,
         "micro_batch": plan.micro_batch,
         "grad_accum": plan.grad_accum,
+        "gpu_memory_bytes": plan.gpu_memory_bytes,
         "ds_config": plan.ds_config,
         "config_changes": plan.config_changes,
         "disk": {"expected_bytes": None, "actual_bytes": None, "cap_bytes": None},

@@ -36,6 +36,7 @@ class Options:
     lora_rank: int | None = None
     data: str | None = None
     settings: tuple[str, ...] = ()
+    gpu_memory_bytes: int | None = None
 
     def check(self) -> None:
         """Raise UsageError for a value that cannot work."""
@@ -55,7 +56,7 @@ class Plan:
     """Options with every ``auto`` resolved, as the ranks get them (``raw/plan.json``).
 
     ``device`` is cpu or cuda; ``backend`` gloo, nccl or fake; sizes of the model are in ``model``; DeepSpeed gets
-    ``ds_config``.
+    ``ds_config``. ``gpu_memory_bytes`` is the memory that each rank's allocator may take; None for all there is.
     """
 
     tool: str
@@ -78,6 +79,7 @@ class Plan:
     data: str | None
     ds_config: dict[str, object]
     config_changes: list[dict[str, object]]
+    gpu_memory_bytes: int | None = None
 
     def save(self, path: Path) -> None:
         """Write as JSON."""

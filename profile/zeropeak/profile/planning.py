@@ -40,6 +40,8 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu]) -> Plan:
     read_bytes(options.data)  # whatever is wrong with it is said before any rank starts
     config = ds_config.load(options.config)
     device = "cuda" if gpus else "cpu"
+    if options.gpu_memory_bytes is not None and not gpus:
+        raise UsageError("--gpu-memory limits the allocator of a GPU; there is no GPU here")
     processes = 1 if options.fake else options.ranks
     seq = options.seq or (SEQ_GPU if gpus else SEQ_CPU)
     micro_batch = options.micro_batch or _integer(config.get("train_micro_batch_size_per_gpu"), 1)
@@ -84,6 +86,7 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu]) -> Plan:
         data=options.data,
         ds_config=config.values,
         config_changes=config.changes,
+        gpu_memory_bytes=options.gpu_memory_bytes,
     )
 
 

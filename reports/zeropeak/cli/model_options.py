@@ -68,6 +68,12 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         help="change the config, e.g. zero_optimization.stage3_max_reuse_distance=0; repeatable",
     )
+    add(
+        "--gpu-memory",
+        type=_bytes,
+        metavar="SIZE",
+        help="let each rank's allocator take this much of its GPU, as if it had no more, e.g. 24GiB",
+    )
 
 
 def add_output_options(parser: argparse.ArgumentParser, out_help: str, force_help: str) -> None:
@@ -96,6 +102,7 @@ def options_of(args: argparse.Namespace, config: str | None = None) -> Options:
         lora_rank=args.lora_rank,
         data=args.data,
         settings=tuple(args.settings),
+        gpu_memory_bytes=args.gpu_memory,
     )
 
 

@@ -6,12 +6,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from zeropeak.reports import words
+from zeropeak.reports import shortage, words
 from zeropeak.reports.figures.style import category_label
 from zeropeak.reports.given import of_files
 from zeropeak.reports.largest import knob_of_largest
 from zeropeak.reports.origin import run_origin, run_origin_ns
+from zeropeak.reports.outside import outside
+from zeropeak.reports.outside import sentence as outside_sentence
 from zeropeak.reports.selection import alike, all_ranks, cut_ranks, peak_alike, peak_bytes, shown_ranks
+from zeropeak.reports.shortage import shortages
 from zeropeak.reports.story import UNATTRIBUTED, ended_before_capture, read_story
 from zeropeak.reports.units import count, duration, exact, moment, percent, size
 
@@ -62,7 +65,8 @@ class Answer:
 def answer(run: Run, findings: Iterable[Finding]) -> Answer:
     """Page 1 of a run."""
     worst = highest(run)
-    paragraphs = []
+    limit = run.manifest.get("gpu_memory_bytes")
+    paragraphs = [Paragraph("Out of memory", shortage.sentence(one, limit), strong=True) for one in shortages(run)]
     if worst is not None:
         story = read_story(run, worst)
         if story.peak is not None and words.by_allocator(story.peak):
@@ -74,6 +78,8 @@ def answer(run: Run, findings: Iterable[Finding]) -> Answer:
         ]
         if largest := knob_of_largest(run, story):
             paragraphs.append(Paragraph("Largest part", largest, strong=True))
+        if beside := outside(run):
+            paragraphs.append(Paragraph("Outside", outside_sentence(beside)))
     for group in _groups(findings):
         paragraphs += _verdict(group, run, worst)
     return Answer(_headline(run, worst), worst, paragraphs)
