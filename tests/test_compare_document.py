@@ -107,6 +107,7 @@ def test_a_simulated_run_is_named_so_wherever_its_figures_stand(
     told = json.loads((tmp_path / "c" / "report" / "comparison.json").read_text())
     assert {cell["basis"] for cell in told["table"] if cell["run"] == "on"} == {"simulated"}
     assert (told["pairs"][0]["basis"], told["pairs"][0]["verdicts"][0]["verdict"]) == ("simulated", "predicted")
+    assert {tuple(phase["simulated"]) for phase in told["phases"]} == {("on",)}
     assert any("was simulated, none of it measured" in limit for limit in told["limits"])
 
 

@@ -79,7 +79,8 @@ class Run:
     @property
     def missing_count(self) -> int:
         """How many ranks of the job left nothing behind."""
-        return self._world - sum(rank < self._world for rank in self.rank_ids)
+        world = self._world  # of many ranks, reading it takes a file each
+        return world - sum(rank < world for rank in self.rank_ids)
 
     @property
     def _world(self) -> int:

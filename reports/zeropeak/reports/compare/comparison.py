@@ -208,6 +208,7 @@ def _phases_json(alignment: Alignment) -> list[dict[str, Any]]:
             "phase": place.phase,
             "turn": place.turn,
             "rank": alignment.rank,
+            "simulated": [one.side.label for one in alignment.runs if one.side.simulated],
             "peak_bytes": {one.side.label: one.peak_bytes[index] for one in alignment.runs},
         }
         for index, place in enumerate(alignment.places)

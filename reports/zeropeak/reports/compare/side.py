@@ -63,7 +63,7 @@ class Side:
         found = self.run.manifest.get("status")
         return str(found) if found else None
 
-    @property
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
         """Ranks that have any figure to compare."""
         known = {rank for rank, _, _ in self._marks} | set(self._peaks)
@@ -99,11 +99,18 @@ class Side:
 
     def complete_steps(self, rank: int) -> frozenset[int]:
         """Steps that the rank went through to their end; -1 is init. Empty when the run knows no steps."""
-        ends = {"init", "step"}
-        marked = {step for owner, step, mark in self._marks if owner == rank and mark in ends and step is not None}
-        if marked:
-            return frozenset(marked)
-        return frozenset(row["step"] for row in self._peaks.get(rank, ()) if _is_step(row) and not row["partial"])
+        return self._ended.get(rank) or frozenset(
+            row["step"] for row in self._peaks.get(rank, ()) if _is_step(row) and not row["partial"]
+        )
+
+    @cached_property
+    def _ended(self) -> Mapping[int, frozenset[int]]:
+        """Steps whose last mark is there, by rank."""
+        found: defaultdict[int, set[int]] = defaultdict(set)
+        for rank, step, mark in self._marks:
+            if mark in {"init", "step"} and step is not None:
+                found[rank].add(step)
+        return {rank: frozenset(steps) for rank, steps in found.items()}
 
     def readings(self, rank: int, moment: Moment) -> list[int]:
         """Allocated bytes at a mark, one a micro-step in order."""
