@@ -28,7 +28,7 @@ PID = 700
 TID = (1 << 48) | (PID << 24) | 701
 
 
-def trace(path: Path, rank: int, world_size: int = 2, *, memory: bool = True) -> Path:
+def trace(path: Path, rank: int, world_size: int = 2, *, memory: bool = True, host: str = "secret-host") -> Path:
     """A trace of torch.profiler with three allocations, as someone's own script makes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     events: list[dict[str, Any]] = [
@@ -40,7 +40,7 @@ def trace(path: Path, rank: int, world_size: int = 2, *, memory: bool = True) ->
         events.append({"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": 5.0 + n,
                        "args": args})  # fmt: skip
     info = {"backend": "nccl", "rank": rank, "world_size": world_size, "nccl_version": "2.28.9"}
-    content = {"schemaVersion": 1, "distributedInfo": info, "cuda_runtime_version": 12040, "host_name": "secret-host",
+    content = {"schemaVersion": 1, "distributedInfo": info, "cuda_runtime_version": 12040, "host_name": host,
                "baseTimeNanoseconds": 10**18, "traceEvents": events}  # fmt: skip
     path.write_bytes(gzip.compress(json.dumps(content).encode()))
     return path
@@ -83,6 +83,7 @@ def test_traces_are_reported_and_nothing_is_made_up(tmp_path: Path) -> None:
     assert any("No file tells which ZeRO stage ran" in line for line in said)
     assert any(line.startswith("Made of t0.json.gz (torch.profiler trace, rank 0), t1.json.gz (") for line in data)
     assert "no file says what a block holds" in data[0]
+    assert not any("clock" in line for line in data), "both name the same machine"
     assert names == {"report.pdf", "findings.json", "ranks.png", *(
         f"{name}-rank-{rank}.png" for name in ("memory", "peak-zoom") for rank in (0, 1))}  # fmt: skip
     assert {f.verdict for f in find_all(open_run(tmp_path / "out"))} == {Verdict.UNKNOWN}
@@ -113,6 +114,13 @@ def test_a_rank_without_a_file_is_said_so(tmp_path: Path) -> None:
     said, data, _ = report(tmp_path / "out")
     assert data[0] == "No file was given of rank 0."
     assert "left nothing behind" not in " ".join(said)
+
+
+def test_clocks_that_could_not_be_compared_are_said_so(tmp_path: Path) -> None:
+    files = [trace(tmp_path / f"t{rank}.json.gz", rank, 3, host=f"secret-{rank}") for rank in (0, 1, 2)]
+    parse_files(files, tmp_path / "out")
+    _, data, _ = report(tmp_path / "out")
+    assert data[-1].startswith("The clock of ranks 1, 2 is as in the files: too few collectives in common")
 
 
 def test_a_trace_without_memory_says_what_would_bring_it(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ _WORTH_SAYING: Final = (
     "ranks_by_process_order",
     "clock_unknown",
     "clock_by_base_time",
-    "clocks_not_compared",
 )
 """Counts of the import that whoever gave the files should know of."""
 
@@ -77,11 +76,17 @@ def remarks(run: Run) -> Iterator[str]:
     ]
     more = f" and {len(named) - _MOST} more" if len(named) > _MOST else ""
     yield f"Made of {', '.join(named[:_MOST])}{more}; what came before and after is not known."
+    alone: list[int] = []
     for row in run.arrow("import_stats").to_pylist():
+        if row["what"] == "clocks_not_compared" and row["count"] and row["rank"] is not None:
+            alone.append(row["rank"])
         if row["what"] in _WORTH_SAYING and row["count"] and row["detail"]:
             rank = f", rank {row['rank']}" if row["rank"] is not None else ""
-            file = without_folders(row["file"] or "the files")
-            about = "" if file == "tables/collectives" else f"{file}{rank}: "
             said = without_folders(row["detail"])
-            text = f"{about}not read ({said})" if row["what"] == "file_refused" else f"{about}{said}"
-            yield f"{text[:1].upper() if not about else text[:1]}{text[1:]}."
+            said = f"not read ({said})" if row["what"] == "file_refused" else said
+            yield f"{without_folders(row['file'] or 'the files')}{rank}: {said}."
+    if alone:
+        yield (
+            f"The clock of {shown_ranks(sorted(alone))} is as in the files: too few collectives in common with the "
+            "other ranks to check it. If the machines differ, times between ranks may be off by milliseconds or more."
+        )
