@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,7 @@ import pandas as pd
 import pyarrow as pa
 
 from zeropeak.parse.pipeline import parse_run
-from zeropeak.profile import gpus
+from zeropeak.profile import gpus, manifest
 from zeropeak.profile.options import Options, Plan
 from zeropeak.profile.planning import make_plan
 from zeropeak.reports import open_run
@@ -114,6 +115,7 @@ def measure(case: str, scratch: Path) -> dict[str, Any]:
     (run / "raw").mkdir(parents=True)
     plan = make_plan(options_of(case, scratch), "nsys", gpus.visible(os.environ))
     plan.save(run / "raw" / "plan.json")
+    manifest.write(run, manifest.new(case, time.time_ns(), ["accuracy_cases"], plan, {}))
     done = subprocess.run(
         [sys.executable, "-m", "zeropeak.profile.train", str(run)],
         capture_output=True,

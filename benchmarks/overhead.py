@@ -1,6 +1,6 @@
 """What the instruments cost a training step, on the machine this runs on.
 
-    python benchmarks/overhead.py --out DIR [--turns N] [--rounds N] [--block-steps N] stage3 --model 6.9b --ranks 4 --fake
+    python benchmarks/overhead.py [--turns N] [--rounds N] [--block-steps N] stage3 --model 6.9b --fake --out DIR
 
 All but the first options are those of ``zeropeak nsys``. Two processes take turns, one plain and one under nsys; each
 switches its instruments between blocks of steps (``overhead_steps.py``). Writes overhead.json and overhead.md into DIR.

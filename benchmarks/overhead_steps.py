@@ -17,6 +17,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from zeropeak.profile.counters import CpuCounters, CudaCounters
 from zeropeak.profile.instruments import MemoryHistory, TorchProfiler
 from zeropeak.profile.job import Job, init_process_group, prepare_device
@@ -90,6 +93,7 @@ class Bench:
         peak = torch.cuda.max_memory_allocated() if self.plan.device == "cuda" else None
         if session is not None:
             session.close(Status.COMPLETE)
+            peak = _highest(scratch) or peak  # the session begins a new window of the peak at each mark
         if history is not None:
             history.save(scratch / "snapshot.pickle.gz")
         if profiler is not None:
@@ -112,6 +116,15 @@ class Bench:
         session.start(int(zero["stage"]))
         session.attach(self.engine)
         return session
+
+
+def _highest(run: Path) -> int | None:
+    """Highest of the windows that end at the marks, but for the first ones, which the switch may have raised."""
+    [path] = run.glob("raw/rank-*/marks.arrows")
+    with pa.OSFile(str(path)) as file:
+        marks = pa.ipc.open_stream(file).read_all()
+    highest: int | None = pc.max(marks["max_allocated_bytes"].slice(1 + 3 * WARM_UP)).as_py()
+    return highest
 
 
 def main(plan_path: str, out: str, rounds: str, steps: str, *variants: str) -> None:

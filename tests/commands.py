@@ -32,6 +32,7 @@ class Command:
     def __init__(self, run_dir: Path, *words: str, site: Path | None = None) -> None:
         self.run_dir = run_dir
         paths = [*([str(site)] if site else []), *(str(ROOT / stage) for stage in ("profile", "parse", "reports"))]
+        paths += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "zeropeak.cli", *words, "--out", str(run_dir)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "CANARY_TOKEN": CANARY},
