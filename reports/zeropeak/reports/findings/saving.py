@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from zeropeak.reports.findings.finding import Expected
+from zeropeak.reports.units import size
+
 if TYPE_CHECKING:
-    from zeropeak.reports.curve import Curve
+    from zeropeak.reports.curve import Curve, Intervals
+    from zeropeak.reports.story import Story
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,25 @@ class Saving:
     def size_bytes(self) -> int:
         """Bytes saved at the peak."""
         return self.peak_bytes - self.without_bytes
+
+    @property
+    def expected(self) -> Expected:
+        """For findings.json."""
+        return Expected("peak", None, self.peak_bytes, self.without_bytes, self.sampled)
+
+    @property
+    def words(self) -> str:
+        """For a sentence: "1.02 MiB less at the peak (22.7 MiB to 21.7 MiB)"."""
+        known = "; the moment of the peak is known to the sample only" if self.sampled else ""
+        return (
+            f"{size(self.size_bytes)} less at the peak ({size(self.peak_bytes)} to {size(self.without_bytes)}{known})"
+        )
+
+
+def peak_without(story: Story, held: Intervals) -> Saving | None:
+    """Peak of a rank with ``held`` taken off; None without a curve or with nothing to take off."""
+    curve = held.curve()
+    return without(story.curve, curve, story.peak.allocator_bytes if story.peak else None) if len(curve) else None
 
 
 def without(allocated: Curve, held: Curve, allocator_bytes: int | None = None) -> Saving | None:
