@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from zeropeak.reports.story import Story
 
 ID: Final = "retained-after-release"
+TITLE: Final = "Released weights stay alive"
 FIXABLE: Final = frozenset({Cause.LINEAR_OFF, Cause.NOT_INSTALLED})
 """Causes that DeepSpeed's own version of F.linear takes away."""
 _TOP_ROWS: Final = 5
