@@ -44,7 +44,7 @@ def test_segments_taken_while_as_much_lay_free_are_fragmentation(tmp_path: Path)
     found = judged(tmp_path, tables((90, 90, 90), (12, 70, 102), (20, 60, 122)))
     assert (found.verdict, found.bytes, found.cause) == ("confirmed", 22 * MIB, "fragmentation")
     assert (found.knob, found.value) == ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    assert "up to 122 MiB (in the backward of step 0), 22.0 MiB (22 %) above the 100 MiB" in found.headline
+    assert "up to 122 MiB in the backward of step 0, 22.0 MiB (22 %) above the 100 MiB" in found.headline
     assert "of the segments taken past that, 2 (32.0 MiB) came while as much lay free in the cache" in found.headline
     assert "20.0 MiB beside 42.0 MiB free" in found.headline
     assert [row["size_bytes"] for row in found.evidence[1].rows] == [20 * MIB, 12 * MIB]
@@ -68,7 +68,7 @@ def test_a_large_cache_below_the_peak_is_no_finding(tmp_path: Path) -> None:
 def test_counters_confirm_the_bytes_and_leave_the_cause_open(tmp_path: Path) -> None:
     found = judged(tmp_path, tables((90, 90, 90), (20, 60, 120), source="counters"))
     assert (found.verdict, found.bytes, found.cause) == ("confirmed", 20 * MIB, None)
-    assert "counters do not tell whether that is fragmentation" in found.headline
+    assert "without its segments it is not told whether that is fragmentation" in found.headline
     assert found.advice is not None
     assert "`zeropeak torch`" in found.advice
 

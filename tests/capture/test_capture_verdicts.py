@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.capture.conftest import Captured
+    from tests.commands import Captured
 
 pytestmark = pytest.mark.slow
 

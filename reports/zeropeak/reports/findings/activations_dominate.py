@@ -52,9 +52,11 @@ def _of_rank(run: Run, blank: Finding) -> Finding:
     evidence = [_evidence(blank.rank, story.peak, most, open_)]
     text = f"{size(most)} of the peak of {size(total)} are activations ({percent(most, total)})"
     if most <= MOST * total < most + open_:
+        begin = f"{text}, and " if most else "Of the peak "
         return unknown(
             blank,
-            f"{text}, and {size(open_)} are not attributed: most of the peak may be activations or not.",
+            f"{begin}{size(open_)} ({percent(open_, total)}) have no owner, so whether most of it is activations is "
+            "not known.",
             "Capture with `zeropeak torch`, whose memory history has every block.",
         )
     if not most and story.peak.sampled:

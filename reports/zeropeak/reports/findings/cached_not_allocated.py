@@ -95,7 +95,7 @@ def _judged(run: Run, blank: Finding, story: Story, top: ScopePeak) -> Finding:
     gap = max(reserved - top.highest_bytes, 0)
     when = _when(story, int(story.reserved.ts_ns[place]))
     text = (
-        f"The allocator had reserved up to {size(reserved)} ({when}), {size(gap)} "
+        f"The allocator had reserved up to {size(reserved)}{when}, {size(gap)} "
         f"({percent(gap, top.highest_bytes)}) above the {size(top.highest_bytes)} that were ever allocated at once"
     )
     row = {
@@ -127,8 +127,8 @@ def _judged(run: Run, blank: Finding, story: Story, top: ScopePeak) -> Finding:
 def _when(story: Story, ts_ns: int) -> str:
     span = next((s for s in reversed(story.phases) if s.start_ns <= ts_ns <= s.end_ns), None)
     if span is None:
-        return "outside every phase"
-    return "in init" if (span.step or 0) < 0 else f"in the {span.phase} of step {span.step}"
+        return ""
+    return " in init" if (span.step or 0) < 0 else f" in the {span.phase} of step {span.step}"
 
 
 def _segments(run: Run, story: Story, enough_bytes: int) -> Segments | None:
@@ -155,14 +155,14 @@ def _segments(run: Run, story: Story, enough_bytes: int) -> Segments | None:
 
 def _why(story: Story, segments: Segments | None) -> str:
     if segments is None:
-        return "; counters do not tell whether that is fragmentation"
+        return "; without its segments it is not told whether that is fragmentation"
     text, avoidable = "", segments.avoidable
     if len(avoidable):
         worst = int(avoidable[0])
         in_all, one = int(segments.size_bytes[avoidable].sum()), int(segments.size_bytes[worst])
         text = (
             f"; of the segments taken past that, {len(avoidable):,} ({size(in_all)}) came while as much lay free in "
-            f"the cache, the largest {_when(story, int(segments.ts_ns[worst]))} ({size(one)} beside "
+            f"the cache, the largest{_when(story, int(segments.ts_ns[worst]))} ({size(one)} beside "
             f"{size(int(segments.free_bytes[worst]))} free)"
         )
     if segments.returned_count:
