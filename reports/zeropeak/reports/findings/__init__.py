@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Final
 from zeropeak.reports.findings import (
     activations_dominate,
     cached_not_allocated,
+    gather_double_buffer,
     history_incomplete,
+    module_larger_than_knobs,
     not_partitioned,
     optimizer_init_peak,
+    persistent_parameters,
+    prefetch_overshoot,
     rank_skew,
+    record_stream_delay,
+    reduce_bucket,
     retained_after_release,
+    reuse_distance_hold,
     trace_invalidated,
 )
 from zeropeak.reports.findings.finding import Basis, Evidence, Expected, Finding, Verdict, ordered, to_json
@@ -23,6 +30,13 @@ if TYPE_CHECKING:
 
 _MODULES: Final = (
     retained_after_release,
+    reuse_distance_hold,
+    prefetch_overshoot,
+    gather_double_buffer,
+    record_stream_delay,
+    persistent_parameters,
+    module_larger_than_knobs,
+    reduce_bucket,
     cached_not_allocated,
     optimizer_init_peak,
     trace_invalidated,
