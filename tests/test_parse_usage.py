@@ -11,7 +11,7 @@ from zeropeak.parse.holdings import Moves
 from zeropeak.parse.series import Series
 from zeropeak.parse.sink import unranked
 from zeropeak.parse.timeline import Timeline
-from zeropeak.parse.usage import uses
+from zeropeak.parse.usage import Runs, uses
 
 small = st.integers(0, 4)
 rows = st.lists(st.tuples(small, small), max_size=12)
@@ -60,3 +60,11 @@ def test_what_travelled_in_the_gather_of_another_is_not_used_by_who_waits() -> N
 
 def test_who_waits_for_nothing_of_its_own_uses_what_it_waits_for() -> None:
     assert pairs(("wait", 3, (7,))) == [(7, 1), (7, 3), (8, 2)]
+
+
+def test_runs_of_modules_without_an_id_use_nothing() -> None:
+    empty = {name: unranked(name, []) for name in ("zero_events", "phases")}
+    ranges = unranked("module_ranges", [pa.Table.from_pylist([{"event_id": 1, "start_ns": 5, "end_ns": 6}])])
+    nothing = np.empty(0, np.int64)
+    runs = Runs(Timeline(empty["zero_events"], ranges, empty["phases"]), (nothing, nothing))
+    assert runs.numel_before(nothing).tolist() == [0, 0]

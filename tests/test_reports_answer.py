@@ -106,7 +106,9 @@ def test_the_numbers_of_a_bug_report_are_on_page_1_and_in_the_terminal(tmp_path:
 
 def test_a_small_finding_is_confirmed_but_small(tmp_path: Path) -> None:
     found = Finding("x", Verdict.CONFIRMED, Basis.MEASURED, 0, bytes=9, allocated_bytes=1000, headline="It is so.")
-    assert "Verdict: x (x): confirmed, but small, on rank 0. It is so." in answer(make(tmp_path, MIB), [found]).short()
+    said = answer(make(tmp_path, MIB), [found]).short()
+    assert "Small: x (x): confirmed, but small, on rank 0, 9 B (<1 %)." in said
+    assert "Verdict: None of 1 finding is confirmed with any weight." in said
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,14 @@ def test_the_knob_of_the_largest_part_is_named(tmp_path: Path, category: str, kn
     found = [line for line in lines if line.startswith("Largest part: ")]
     what = f"Largest part: 90.0 MiB {category.replace('_', ' ')}, set by zero_optimization."
     assert found == ([] if said is None else [what + said])
+
+
+def test_the_largest_part_is_left_to_a_finding_that_names_its_knob(tmp_path: Path) -> None:
+    parts = (("kept_for_reuse", 90 * MIB), ("inputs", 10 * MIB))
+    run = make(tmp_path, 100 * MIB, parts=parts)
+    found = Finding("x", Verdict.CONFIRMED, Basis.MEASURED, 0, knob="zero_optimization.stage3_max_reuse_distance")
+    assert not [line for line in answer(run, [found]).short() if line.startswith("Largest part")]
+    assert [line for line in answer(run, []).short() if line.startswith("Largest part")]
 
 
 def test_weights_kept_for_reuse_explain_what_later_steps_retain_less() -> None:

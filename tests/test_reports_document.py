@@ -9,7 +9,7 @@ import re
 import socket
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,9 +19,13 @@ from zeropeak.parse.pipeline import parse_run
 from zeropeak.parse.schema import BY_NAME
 from zeropeak.profile.errors import UsageError, ZeropeakError
 from zeropeak.reports import document, open_run, quality, write_report
+from zeropeak.reports.finding_pages import finding_pages
+from zeropeak.reports.findings import IDS, Basis, Finding, Verdict
+from zeropeak.reports.verdicts import grouped
 
 if TYPE_CHECKING:
     from zeropeak.reports import Run
+    from zeropeak.reports.pages import Pages
 
 LONG = "model." + "very_long_module_name." * 12 + "weight$_{x}$"
 
@@ -144,8 +148,8 @@ def test_the_report_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert result.paths[0] == tmp_path / "report" / "report.pdf"
     found = json.loads((tmp_path / "report" / "findings.json").read_text())
     assert (found["schema"], found["run"]) == (1, "r")
-    [finding] = found["findings"]
-    assert set(finding) == {
+    assert sorted(finding["id"] for finding in found["findings"]) == sorted(IDS)
+    assert set(found["findings"][0]) == {
         "id",
         "verdict",
         "basis",
@@ -203,7 +207,11 @@ def test_a_report_is_replaced_as_a_whole(tmp_path: Path) -> None:
 def test_the_empty_run_has_a_report(tmp_path: Path) -> None:
     result = write_report(empty(tmp_path))
     assert result.answer[0] == "The run is empty: no rank left anything behind."
-    assert [finding.verdict for finding in result.findings] == ["unknown", "unknown"]
+    assert {finding.verdict for finding in result.findings} == {"unknown"}
+    assert result.answer[-1] == (
+        f"Unknown: {len(IDS)} findings: The rank left nothing behind. Capture again; if the rank dies at its start, "
+        "its own error output tells why."
+    )
 
 
 def test_a_moment_of_the_run_gets_a_figure_and_one_outside_is_refused(tmp_path: Path) -> None:
@@ -222,7 +230,11 @@ def test_a_run_that_ended_before_any_rank_wrote_says_so(tmp_path: Path) -> None:
     assert parse_run(tmp_path).ranks == ()
     result = write_report(tmp_path)
     assert result.answer[0] == "The capture ended before any rank wrote anything."
-    assert [finding.verdict for finding in result.findings] == ["unknown", "unknown"]
+    assert {finding.verdict for finding in result.findings} == {"unknown"}
+    assert result.answer[-1] == (
+        f"Unknown: {len(IDS)} findings: The rank left nothing behind. Capture again; if the rank dies at its start, "
+        "its own error output tells why."
+    )
 
 
 def test_data_quality_lines_come_with_the_serious_ones_first(tmp_path: Path) -> None:
@@ -236,4 +248,52 @@ def test_data_quality_lines_come_with_the_serious_ones_first(tmp_path: Path) -> 
         "Mended on rank 0: frees in …/x (3, 2.00 KiB).",
         "7 NVTX ranges joined to the event log by id, 0 missed.",
         "1 knob of this run differs from the config as given: 1 scaled to tiny. The page on knobs lists them.",
+    ]
+
+
+class Recorder:
+    """Stands in for Pages: keeps the texts."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def heading(self, text: str, *_: object, **__: object) -> None:
+        self.texts.append(text)
+
+    def paragraph(self, text: str, label: str = "", *_: object, **__: object) -> None:
+        self.texts.append(f"{label}: {text}" if label else text)
+
+    def line(self, text: str) -> None:
+        self.texts.append(text)
+
+    def page(self) -> None: ...
+
+    def space(self, _: float) -> None: ...
+
+
+def test_the_page_on_findings_has_each_in_full_and_the_others_with_what_was_measured() -> None:
+    about: dict[str, Any] = {
+        "headline": "It is so.",
+        "advice": "Do this. Or that.",
+        "modules": ["m"],
+        "notes": ["By autograd."],
+    }
+    sure = Finding("rank-skew", Verdict.CONFIRMED, Basis.MEASURED, 0, bytes=1 << 20, cause="x", **about)
+    rest = [Finding(f"a{n}", verdict, Basis.MEASURED, 0, headline=f"{n}.") for n, verdict in enumerate(Verdict)][3:]
+    pages = Recorder()
+    finding_pages(cast("Pages", pages), grouped([sure, *rest], 2, 0))
+    assert pages.texts == [
+        "Findings",
+        "Some ranks peak higher than others (rank-skew)",
+        "confirmed on rank 0, cause x, 1.00 MiB",
+        "What: It is so.",
+        "Held by: By autograd.",
+        "Modules: m",
+        "Advice: Do this. Or that.",
+        "Not known",
+        "a3 on rank 0: 3.",
+        "Ruled out",
+        "a4 on rank 0: 4.",
+        "Cannot occur in this run",
+        "a5 on rank 0: 5.",
     ]

@@ -86,7 +86,13 @@ def test_traces_are_reported_and_nothing_is_made_up(tmp_path: Path) -> None:
     assert not any("clock" in line for line in data), "both name the same machine"
     assert names == {"report.pdf", "findings.json", "ranks.png", *(
         f"{name}-rank-{rank}.png" for name in ("memory", "peak-zoom") for rank in (0, 1))}  # fmt: skip
-    assert {f.verdict for f in find_all(open_run(tmp_path / "out"))} == {Verdict.UNKNOWN}
+    told = {f.id: f.verdict for f in find_all(open_run(tmp_path / "out")) if f.verdict is not Verdict.UNKNOWN}
+    # What the curves alone carry; all that needs ZeRO's events is unknown.
+    assert told == {
+        "cached-not-allocated": "confirmed",
+        "history-incomplete": "confirmed",
+        "rank-skew": "ruled_out",
+    }
     written = (tmp_path / "out" / "run.json").read_text()
     assert "ann" not in written
     assert "secret-host" not in written

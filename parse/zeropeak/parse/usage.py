@@ -104,7 +104,7 @@ class Runs:
         Args:
             numel: elements of the parameter of each pair of :func:`uses`.
         """
-        size = np.zeros(int(max(self._pairs[1].max(initial=-1), self.module.max(initial=-1))) + 1, np.int64)
+        size = np.zeros(int(max(self._pairs[1].max(initial=0), self.module.max(initial=0))) + 1, np.int64)
         np.add.at(size, self._pairs[1], numel)
         return np.concatenate([[0], np.cumsum(np.where(self.module >= 0, size[self.module], 0))])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -13,32 +12,21 @@ from zeropeak.reports.largest import knob_of_largest
 from zeropeak.reports.origin import run_origin, run_origin_ns
 from zeropeak.reports.outside import outside
 from zeropeak.reports.outside import sentence as outside_sentence
-from zeropeak.reports.selection import alike, all_ranks, cut_ranks, peak_alike, peak_bytes, shown_ranks
+from zeropeak.reports.paragraph import Paragraph
+from zeropeak.reports.selection import alike, cut_ranks, peak_alike, peak_bytes, shown_ranks
 from zeropeak.reports.shortage import shortages
 from zeropeak.reports.story import UNATTRIBUTED, ended_before_capture, read_story
 from zeropeak.reports.units import count, duration, exact, moment, percent, size
+from zeropeak.reports.verdicts import SURE, grouped, verdict_paragraphs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from zeropeak.reports.findings import Finding, Verdict
+    from zeropeak.reports.findings import Finding
     from zeropeak.reports.run import Run
     from zeropeak.reports.story import Part, Peak, Story
 
 _MOST_PARTS: Final = 5
-_SMALL: Final = 0.01
-"""Share of the allocated bytes below which a finding is small."""
-QUESTIONS: Final = {"retained-after-release": "Released weights stay alive"}
-"""What each finding is about, for people."""
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    """A label in the margin and its text."""
-
-    label: str
-    text: str
-    strong: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +50,7 @@ class Answer:
         ]
 
 
-def answer(run: Run, findings: Iterable[Finding]) -> Answer:
+def answer(run: Run, findings: Sequence[Finding]) -> Answer:
     """Page 1 of a run."""
     worst = highest(run)
     limit = run.manifest.get("gpu_memory_bytes")
@@ -76,12 +64,13 @@ def answer(run: Run, findings: Iterable[Finding]) -> Answer:
             Paragraph("Peak", _peak(run, story)),
             Paragraph("Alive then", _alive(run, story.composition)),
         ]
-        if largest := knob_of_largest(run, story):
+        # A finding that names the same knob says more.
+        named = {one.knob for one in findings if one.verdict in SURE and one.knob}
+        if (largest := knob_of_largest(run, story)) and not any(knob in largest for knob in named):
             paragraphs.append(Paragraph("Largest part", largest, strong=True))
         if beside := outside(run):
             paragraphs.append(Paragraph("Outside", outside_sentence(beside)))
-    for group in _groups(findings):
-        paragraphs += _verdict(group, run, worst)
+    paragraphs += verdict_paragraphs(grouped(findings, len(run.rank_ids) + run.missing_count, worst))
     return Answer(_headline(run, worst), worst, paragraphs)
 
 
@@ -211,48 +200,3 @@ def _alive(run: Run, composition: Sequence[Part]) -> str:
         )
     left = sum(part.size_bytes for part in composition if part.category == UNATTRIBUTED)
     return f"{text}; {size(left)} unattributed."
-
-
-def _groups(findings: Iterable[Finding]) -> list[list[Finding]]:
-    """Findings that say the same, ranks together; in order."""
-    groups: defaultdict[tuple[str, Verdict, str | None, str | None], list[Finding]] = defaultdict(list)
-    for finding in findings:
-        groups[finding.id, finding.verdict, finding.cause, finding.holder].append(finding)
-    return list(groups.values())
-
-
-def _verdict(group: Sequence[Finding], run: Run, worst: int | None) -> list[Paragraph]:
-    lead = next((finding for finding in group if finding.rank == worst), group[0])
-    ranks = [finding.rank for finding in group]
-    total = len(run.rank_ids) + run.missing_count
-    who = f"on {all_ranks(ranks, total)}"
-    cause = f", cause {lead.cause}" if lead.cause else ""
-    if lead.cause and not lead.holder:
-        cause += " (suspected)"
-    what = QUESTIONS.get(lead.id, lead.id)
-    text = f"{what} ({lead.id}): {_sure(lead)} {who}{cause}. {_of(lead, group)}{lead.headline}"
-    paragraphs = [Paragraph("Verdict", text, strong=True)]
-    if lead.notes:
-        paragraphs.append(Paragraph("Held by", " ".join(lead.notes)))
-    if lead.modules:
-        shown = ", ".join(lead.modules[:6])
-        paragraphs.append(
-            Paragraph("Modules", shown + (f" and {len(lead.modules) - 6} more" if len(lead.modules) > 6 else ""))
-        )
-    if lead.advice:
-        paragraphs.append(Paragraph("Change" if lead.knob or lead.cause else "To know", lead.advice, strong=True))
-    return paragraphs
-
-
-def _sure(lead: Finding) -> str:
-    """The verdict; that little is confirmed is said with it."""
-    text = lead.verdict.value.replace("_", " ")
-    small = lead.allocated_bytes and (lead.bytes or 0) < _SMALL * lead.allocated_bytes
-    return f"{text}, but small," if small and lead.bytes else text
-
-
-def _of(lead: Finding, group: Sequence[Finding]) -> str:
-    """Which rank the figures are of, when they differ."""
-    if len({finding.headline for finding in group}) == 1:
-        return ""
-    return f"On rank {lead.rank}: "

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Ints: TypeAlias = "npt.NDArray[np.int64]"
+Flags: TypeAlias = "npt.NDArray[np.bool_]"
 
 NEVER: Final = int(np.iinfo(np.int64).max)
 """Stand-in for the null of an end that was not seen: later than any time."""

@@ -9,11 +9,13 @@ from matplotlib.backends.backend_pdf import PdfPages
 
 from zeropeak.reports import memory_tables, quality, sections
 from zeropeak.reports.figures import style
+from zeropeak.reports.finding_pages import finding_pages
 from zeropeak.reports.given import files_in_words, of_files
 from zeropeak.reports.pages import Pages
 from zeropeak.reports.selection import alike, peak_bytes, select
 from zeropeak.reports.story import read_story
 from zeropeak.reports.units import count
+from zeropeak.reports.verdicts import grouped
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,11 +43,15 @@ def write(path: Path, run: Run, answer: Answer, findings: Sequence[Finding], dra
     with PdfPages(content, metadata=metadata) as pdf:
         pages = Pages(pdf, _footer(run))
         _first_page(pages, run, answer, findings)
+        finding_pages(pages, grouped(findings, len(run.rank_ids) + run.missing_count, answer.worst))
         for drawing in drawings:
             pages.figure(drawing)
         _tables(pages, run, findings)
         pages.page()
         sections.knobs(pages, run)
+        pages.space(0.1)
+        _details(pages, run)
+        pages.space(0.1)
         sections.glossary(pages)
         pages.close()
     path.write_bytes(content.getvalue())
@@ -104,13 +110,23 @@ def _ranks(manifest: Mapping[str, Any]) -> str:
 
 
 def _quality(pages: Pages, run: Run) -> None:
+    """What is missing or wrong; what was mended or joined is on the page on data."""
     lines = quality.lines(run)
-    if not lines:
-        pages.paragraph("Every rank is complete; no reader lost or mended anything.", "Data")
-    for index, line in enumerate(lines):
-        pages.paragraph(
-            line.text, "Data" if index == 0 else "", mark="!" if line.serious else "•", size=style.SIZE_LABEL
-        )
+    serious = [line for line in lines if line.serious]
+    for index, line in enumerate(serious):
+        pages.paragraph(line.text, "Data" if index == 0 else "", mark="!", size=style.SIZE_LABEL)
+    if not serious:
+        more = "anything; what was mended and joined is on the page on data" if lines else "or mended anything"
+        pages.paragraph(f"Every rank is complete and no reader lost {more}.", "Data", size=style.SIZE_LABEL)
+
+
+def _details(pages: Pages, run: Run) -> None:
+    lines = [line for line in quality.lines(run) if not line.serious]
+    if lines:
+        pages.keep_together(len(lines))
+        pages.heading("Data", 11)
+    for line in lines:
+        pages.paragraph(line.text, mark="•", size=style.SIZE_LABEL)
 
 
 def _tables(pages: Pages, run: Run, findings: Sequence[Finding]) -> None:

@@ -27,8 +27,9 @@ _T = TypeVar("_T")
 MOST_MISSING: Final = 4096
 """More missing ranks than this are a count, not a name each: a damaged world_size may be anything."""
 
-_KEPT: Final = 10
-"""Derived objects that a run keeps: a rank of a million memory events takes about 20 MB."""
+_KEPT: Final = 16
+"""Derived objects that a run keeps: of a million memory events a rank takes about 25 MB in its three objects, and four
+ranks are judged in turn by each finding."""
 
 
 class Run:

@@ -74,10 +74,10 @@ GLOSSARY: Final = (
 
 def ranks_table(pages: Pages, run: Run, ranks: Sequence[int], findings: Iterable[Finding], strong: int | None) -> None:
     """One row a rank: peak, moment (of the highest sample: ≈), events, what was released but alive, verdict."""
-    verdicts: defaultdict[int, set[str]] = defaultdict(set)
+    of_rank: defaultdict[int, list[Verdict]] = defaultdict(list)
     for finding in findings:
-        verdicts[finding.rank].add(finding.verdict.value.replace("_", " "))
-    rows = [_rank_row(run, rank, ", ".join(sorted(verdicts[rank])) or _DASH) for rank in ranks]
+        of_rank[finding.rank].append(finding.verdict)
+    rows = [_rank_row(run, rank, _verdicts(of_rank[rank])) for rank in ranks]
     columns = [
         Column("rank", 6, right=True),
         Column("peak", 10, right=True),
@@ -86,9 +86,19 @@ def ranks_table(pages: Pages, run: Run, ranks: Sequence[int], findings: Iterable
         Column("event in flight", 25),
         Column("last begun before", 27),
         Column("released but alive", 15, right=True),
-        Column("verdict", 13),
+        Column("findings", 13),
     ]
     pages.table(columns, rows, [index for index, rank in enumerate(ranks) if rank == strong])
+
+
+def _verdicts(found: Sequence[Verdict]) -> str:
+    """How many findings have the surest verdict that says something; "none" when all that is known is ruled out."""
+    for verdict in (Verdict.CONFIRMED, Verdict.PREDICTED, Verdict.SUSPECTED):
+        if number := found.count(verdict):
+            return f"{number} {verdict.value}"
+    if Verdict.RULED_OUT in found:
+        return "none"
+    return Verdict.UNKNOWN.value if Verdict.UNKNOWN in found else _DASH
 
 
 def _rank_row(run: Run, rank: int, verdict: str) -> list[str]:
@@ -107,7 +117,7 @@ def _rank_row(run: Run, rank: int, verdict: str) -> list[str]:
         str(rank),
         ("" if story.complete else "≥ ") + size(peak.highest_bytes),
         ("≈ " if words.by_allocator(peak) else "") + moment(peak.ts_ns, run_origin_ns(run)),
-        words.where(peak).replace(" of step", "") or _DASH,
+        words.where(peak).replace("optimizer's ", "").replace(" of step", "") or _DASH,
         peak.in_flight.name if peak.in_flight else "none" if peak.events_told else "not recorded",
         _before(peak),
         _DASH if released is None else f"{size(released)}{share}",

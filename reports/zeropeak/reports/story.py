@@ -181,6 +181,11 @@ class Story:
         return self._facts.get("status")
 
     @property
+    def device(self) -> str | None:
+        """Device of the memory curve: cpu, cuda:0, ..."""
+        return self._facts.get("device")
+
+    @property
     def memory_source(self) -> str | None:
         """What the memory curve rests on; None without one."""
         return self._facts.get("memory_source")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zeropeak.profile.labels import Kind, Phase
 from zeropeak.reports.units import duration, moment, size
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def within(peak: Peak) -> str:
 
 def place(peak: Peak) -> str:
     """:func:`within` and :func:`during`, as far as they say anything; to follow a comma."""
+    if peak.phase == Phase.STEP and peak.in_flight is not None and peak.in_flight.kind == Kind.STEP:
+        return within(peak)  # "during step" would say the same again
     return ", ".join(filter(None, (within(peak), during(peak))))
 
 
@@ -69,7 +72,8 @@ def allocator_within(peak: Peak) -> str:
 def _where(phase: str | None, step: int | None) -> str:
     if phase is None:
         return "outside every phase"
-    return phase if step is None or step < 0 else f"{phase} of step {step}"
+    name = "optimizer's step" if phase == "step" else phase
+    return name if step is None or step < 0 else f"{name} of step {step}"
 
 
 def peak_sentence(story: Story) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from zeropeak.reports.answer import Answer, Paragraph
+from zeropeak.reports.answer import Answer
 from zeropeak.reports.compare.moment import FIRST_FORWARD, MOMENTS, PEAK
 from zeropeak.reports.compare.settings import shown
 from zeropeak.reports.compare.trial import TOLERANCE, Outcome
 from zeropeak.reports.figures.style import category_label
+from zeropeak.reports.paragraph import Paragraph
 from zeropeak.reports.selection import all_ranks
 from zeropeak.reports.units import size
 

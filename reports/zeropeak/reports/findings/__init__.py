@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from zeropeak.reports.findings import retained_after_release
+from zeropeak.reports.findings import (
+    activations_dominate,
+    cached_not_allocated,
+    gather_double_buffer,
+    history_incomplete,
+    module_larger_than_knobs,
+    not_partitioned,
+    optimizer_init_peak,
+    persistent_parameters,
+    prefetch_overshoot,
+    rank_skew,
+    record_stream_delay,
+    reduce_bucket,
+    retained_after_release,
+    reuse_distance_hold,
+    trace_invalidated,
+)
 from zeropeak.reports.findings.finding import Basis, Evidence, Expected, Finding, Verdict, ordered, to_json
 
 if TYPE_CHECKING:
@@ -12,13 +28,30 @@ if TYPE_CHECKING:
 
     from zeropeak.reports.run import Run
 
-FINDINGS: Final[dict[str, Callable[[Run], list[Finding]]]] = {
-    retained_after_release.ID: retained_after_release.find,
-}
+_MODULES: Final = (
+    retained_after_release,
+    reuse_distance_hold,
+    prefetch_overshoot,
+    gather_double_buffer,
+    record_stream_delay,
+    persistent_parameters,
+    module_larger_than_knobs,
+    reduce_bucket,
+    cached_not_allocated,
+    optimizer_init_peak,
+    trace_invalidated,
+    not_partitioned,
+    activations_dominate,
+    rank_skew,
+    history_incomplete,
+)
+FINDINGS: Final[dict[str, Callable[[Run], list[Finding]]]] = {module.ID: module.find for module in _MODULES}
 """Every finding by its id. Each function gives one finding a rank, missing ranks included."""
 
 IDS: Final = tuple(FINDINGS)
 """Ids of all findings."""
+TITLES: Final[dict[str, str]] = {module.ID: module.TITLE for module in _MODULES}
+"""What each finding is about, for people."""
 
 
 def find_all(run: Run) -> list[Finding]:
@@ -26,4 +59,16 @@ def find_all(run: Run) -> list[Finding]:
     return ordered(finding for find in FINDINGS.values() for finding in find(run))
 
 
-__all__ = ["FINDINGS", "IDS", "Basis", "Evidence", "Expected", "Finding", "Verdict", "find_all", "ordered", "to_json"]
+__all__ = [
+    "FINDINGS",
+    "IDS",
+    "TITLES",
+    "Basis",
+    "Evidence",
+    "Expected",
+    "Finding",
+    "Verdict",
+    "find_all",
+    "ordered",
+    "to_json",
+]

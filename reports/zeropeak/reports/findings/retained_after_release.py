@@ -13,14 +13,15 @@ import numpy as np
 import pyarrow.compute as pc
 
 from zeropeak.profile.privacy import without_folders
-from zeropeak.reports import given, setting
+from zeropeak.reports import setting
 from zeropeak.reports.columns import NEVER
 from zeropeak.reports.findings import retained_words
-from zeropeak.reports.findings.finding import Basis, Evidence, Expected, Finding, Verdict
+from zeropeak.reports.findings.finding import Evidence, Expected, Finding, Verdict
 from zeropeak.reports.findings.holders import Cause, Group, group
+from zeropeak.reports.findings.judging import judge, mend, sure, unknown, unpartitioned, unseen
 from zeropeak.reports.findings.outliving import SLACK_NS, outliving, rows_at
 from zeropeak.reports.findings.retained_words import Held, Later
-from zeropeak.reports.findings.saving import without
+from zeropeak.reports.findings.saving import peak_without
 from zeropeak.reports.names import patterns
 from zeropeak.reports.story import read_story
 from zeropeak.reports.units import count, duration, size
@@ -28,13 +29,12 @@ from zeropeak.reports.units import count, duration, size
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from zeropeak.reports.curve import Curve
     from zeropeak.reports.findings.outliving import Outliving
-    from zeropeak.reports.findings.saving import Saving
     from zeropeak.reports.run import Run
     from zeropeak.reports.story import Story
 
 ID: Final = "retained-after-release"
+TITLE: Final = "Released weights stay alive"
 FIXABLE: Final = frozenset({Cause.LINEAR_OFF, Cause.NOT_INSTALLED})
 """Causes that DeepSpeed's own version of F.linear takes away."""
 _TOP_ROWS: Final = 5
@@ -54,32 +54,21 @@ _MARK_COLUMNS: Final = (
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    found = [_of_rank(run, rank) for rank in run.rank_ids]
-    return found + [_missing(run, rank) for rank in run.missing_ranks]
+    return judge(run, ID, _of_rank)
 
 
-def _of_rank(run: Run, rank: int) -> Finding:
-    blank = Finding(ID, Verdict.UNKNOWN, _basis(run), rank)
-    stage = setting.stage(run, rank)
-    if stage is None:
-        return _unknown(blank, *given.no_stage(run))
-    if stage < 3:
-        return replace(
-            blank,
-            verdict=Verdict.NOT_APPLICABLE,
-            headline=f"ZeRO stage {stage} does not partition parameters, so none are gathered and released.",
-        )
-    if blind := _blind(run, rank):
-        return _unknown(blank, *blind)
-    story = read_story(run, rank)
+def _of_rank(run: Run, blank: Finding) -> Finding:
+    if unsaid := unpartitioned(run, blank) or unseen(run, blank, _NEEDED, "Releases") or _blind(run, blank):
+        return unsaid
+    story = read_story(run, blank.rank)
     marks = [mark for mark in story.marks if mark["mark"] != "init"]
     first = next((mark for mark in marks if mark["mark"] == "forward"), None)
     if first is None:
         return _cut_before_mark(run, blank, story)
     if first["released_alive_bytes"] is None:
-        return _unknown(
+        return unknown(
             blank,
-            f"Releases were not checked{_missed(run, rank)}.",
+            f"Releases were not checked{_missed(run, blank.rank)}.",
             "Capture with a DeepSpeed that has these hook points.",
         )
     found = [outliving(run, story, mark) for mark in marks if mark["released_alive_bytes"]]
@@ -91,25 +80,17 @@ def _of_rank(run: Run, rank: int) -> Finding:
     return _none_alive(run, blank, story, marks, found)
 
 
-def _blind(run: Run, rank: int) -> tuple[str, str] | None:
-    """What kept the capture from seeing every release, and the way out; None when it saw all."""
-    missing = setting.hooks_missing(run, rank)
-    for name in _NEEDED:
-        if name in missing:
-            why = f" ({without_folders(missing[name])})" if missing[name] else ""
-            return (
-                f'Releases were not all seen: hook "{name}" is missing{why}.',
-                "Capture with a DeepSpeed that has this hook point, and where it is said to have stepped aside, report "
-                "it as a bug of zeropeak.",
-            )
-    threshold = setting.module_granularity_threshold(run, rank)
-    if threshold > 0:
-        return (
-            f"Releases were not all seen: with stage3_module_granularity_threshold at {threshold:,} DeepSpeed releases "
-            "small modules by a path that zeropeak does not hook.",
-            "Capture with zero_optimization.stage3_module_granularity_threshold at 0.",
-        )
-    return None
+def _blind(run: Run, blank: Finding) -> Finding | None:
+    """The finding when DeepSpeed lets go by a path that is not hooked."""
+    threshold = setting.module_granularity_threshold(run, blank.rank)
+    if threshold <= 0:
+        return None
+    return unknown(
+        blank,
+        f"Releases were not all seen: with stage3_module_granularity_threshold at {threshold:,} DeepSpeed releases "
+        "small modules by a path that zeropeak does not hook.",
+        "Capture with zero_optimization.stage3_module_granularity_threshold at 0.",
+    )
 
 
 def _missed(run: Run, rank: int) -> str:
@@ -132,38 +113,6 @@ def _may_be_alive(blank: Finding, one: Outliving) -> Finding:
     )
 
 
-def _basis(run: Run) -> Basis:
-    word = run.manifest.get("basis", Basis.MEASURED)
-    return Basis(word) if word in set(Basis) else Basis.MEASURED
-
-
-def _unknown(blank: Finding, headline: str, advice: str) -> Finding:
-    return replace(blank, headline=headline, advice=advice)
-
-
-def _missing(run: Run, rank: int) -> Finding:
-    return Finding(
-        ID,
-        Verdict.UNKNOWN,
-        _basis(run),
-        rank,
-        headline=given.no_rank(run)[0],
-        advice=_mend(run) or given.no_rank(run)[1],
-    )
-
-
-def _mend(run: Run) -> str | None:
-    """The way out of a capture that failed; None when the manifest holds no failure."""
-    failure = run.manifest.get("failure") or {}
-    if not failure:
-        return None
-    if failure.get("kind") == "interrupt":
-        return "The capture was interrupted: capture again and let it end by itself."
-    whose = f" of rank {failure['rank']}" if failure.get("rank") is not None else ""
-    message = without_folders(str(failure.get("message") or failure.get("kind") or "no message")).strip()
-    return f"Mend the error{whose} ({message}) and capture again."
-
-
 def _cut_before_mark(run: Run, blank: Finding, story: Story) -> Finding:
     """No mark after the first forward: what was alive when the log ends is all there is."""
     releases = story.events.of_kind("release").start_ns
@@ -173,10 +122,10 @@ def _cut_before_mark(run: Run, blank: Finding, story: Story) -> Finding:
     bytes_ = int(story.intervals.size_bytes[alive].sum())
     where = "The capture ends before the first forward does"
     if not bytes_:
-        return _unknown(
+        return unknown(
             blank,
             f"{where}, so nothing was checked.",
-            _mend(run) or "Capture at least one whole forward, for example with a smaller --seq.",
+            mend(run) or "Capture at least one whole forward, for example with a smaller --seq.",
         )
     number = int(np.count_nonzero(alive))
     return replace(
@@ -186,7 +135,7 @@ def _cut_before_mark(run: Run, blank: Finding, story: Story) -> Finding:
         step=0,
         headline=f"{where}; {size(bytes_)} in {count(number, 'released weight')} had not died by then.",
         advice="Not measured: whether they outlive the forward, and what holds them. "
-        + (_mend(run) or "Capture a whole forward, for example with a smaller --seq.")
+        + (mend(run) or "Capture a whole forward, for example with a smaller --seq.")
         + f" If that is no option, try {setting.LINEAR_KNOB}=true.",
         evidence=[
             Evidence("memory_blocks", {"rank": story.rank, "freed_ns": None}, [], "released_ns set, never freed"),
@@ -199,7 +148,7 @@ def _none_alive(
 ) -> Finding:
     frees = story.events.of_kind("free").start_ns
     if not len(frees) or frees[0] > next(mark["ts_ns"] for mark in marks if mark["mark"] == "forward"):
-        return _unknown(
+        return unknown(
             blank,
             f"No release of a full parameter was seen during the first forward{_missed(run, story.rank)}.",
             "Nothing was released, so nothing could outlive it: capture with "
@@ -240,7 +189,6 @@ def _confirmed(run: Run, blank: Finding, story: Story, held: Sequence[Outliving]
     here = [row for g in groups for row in g.rows]
     fixable = [row["param_id"] for g in groups if g.cause in FIXABLE for row in g.rows]
     params = np.array([p for p in fixable if p is not None], dtype=np.int64)
-    held_curve = story.intervals.of(params).curve() if len(params) else None
     facts = Held(
         mark=mark,
         size_bytes=one.size_bytes,
@@ -249,14 +197,14 @@ def _confirmed(run: Run, blank: Finding, story: Story, held: Sequence[Outliving]
         worst_bytes=max(*(o.size_bytes for o in held), int(story.released.size_bytes.max(initial=0))),
         groups=groups,
         at_first_forward=mark is first,
-        saving=_saving(story, held_curve) if held_curve is not None and len(held_curve) else None,
+        saving=peak_without(story, story.intervals.of(params)) if len(params) else None,
         later=_later(run, story, one),
     )
     top = groups[0] if groups else None
     sizes = [(row["holder_module"] or row["module"] or row["param"] or "?", row["size_bytes"] or 0) for row in here]
     return replace(
         blank,
-        verdict=Verdict.PREDICTED if blank.basis is Basis.SIMULATED else Verdict.CONFIRMED,
+        verdict=sure(blank),
         bytes=one.size_bytes,
         step=mark["step"],
         cause=top.cause.value if top and top.cause else None,
@@ -282,8 +230,7 @@ def _expected(facts: Held) -> list[Expected]:
         now = mark["allocated_bytes"]
         found.append(Expected(mark["mark"], mark["step"], now, now - off))
     if facts.saving is not None:
-        saving = facts.saving
-        found.append(Expected("peak", None, saving.peak_bytes, saving.without_bytes, saving.sampled))
+        found.append(facts.saving.expected)
     return found
 
 
@@ -317,10 +264,6 @@ def held_at(run: Run, rank: int, mark: Mapping[str, Any]) -> list[Group]:
     known = retained.filter(pc.is_valid(retained["holder"]))
     knob, wrapped = setting.memory_efficient_linear(run, rank), setting.linear_wrapped(run, rank)
     return group(here, known.to_pylist(), knob, wrapped)
-
-
-def _saving(story: Story, held: Curve) -> Saving | None:
-    return without(story.curve, held, story.peak.allocator_bytes if story.peak else None)
 
 
 def _mark_evidence(marks: Sequence[dict[str, Any]], what: str) -> Evidence:

@@ -155,7 +155,4 @@ def _saved(bytes_: int, facts: Held) -> str:
     text = f"expect {size(bytes_)} less after {after}{to}"
     if facts.saving is None:
         return f"{text}; the saving at the peak is unknown, there is no memory curve"
-    saving = facts.saving
-    known = "; the moment of the peak is known to the sample only" if saving.sampled else ""
-    peak = f"{size(saving.peak_bytes)} to {size(saving.without_bytes)}{known}"
-    return f"{text} and {size(saving.size_bytes)} less at the peak ({peak})"
+    return f"{text} and {facts.saving.words}"
