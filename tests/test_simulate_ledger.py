@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
+from zeropeak.profile.allocator import Allocator
 from zeropeak.profile.simulate.ledger import Ledger
 from zeropeak.profile.simulate.order import Order
 from zeropeak.profile.simulate.slices import slice_patches
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 def ledger() -> tuple[Ledger, list[Row]]:
     rows: list[Row] = []
-    return Ledger(Order(), rows.append, "gpu"), rows
+    return Ledger(Order(), rows.append, "gpu", Allocator()), rows
 
 
 def test_a_storage_counts_from_its_first_sight_to_its_death_whatever_views_it() -> None:
@@ -82,8 +84,8 @@ def test_no_two_addresses_overlap_and_no_two_moments_are_equal() -> None:
     tensors = [torch.empty(size, dtype=torch.uint8) for size in (1, 700, 512)]
     for tensor in tensors:
         book.see(tensor.untyped_storage(), "gpu")
-    starts = [row[3] for row in rows]
-    assert all(later >= start + row[4] for start, later, row in zip(starts, starts[1:], rows, strict=False))
+    spans = sorted((row[3], row[3] + row[4]) for row in rows)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     assert len({row[0] for row in rows}) == len(rows)
     book.close()
 
@@ -95,7 +97,7 @@ def test_an_allocation_knows_the_stream_it_was_made_on() -> None:
     with streams.use(side):
         book.flash(1)
     book.flash(1)
-    assert [row[6] for row in rows] == [side.stream_id, side.stream_id, 0, 0]
+    assert [row[7] for row in rows] == [side.stream_id, side.stream_id, 0, 0]
 
 
 def test_slices_of_one_length_are_one_slice_and_keep_nothing_alive() -> None:
@@ -115,3 +117,25 @@ def test_slices_that_autograd_follows_are_their_own() -> None:
     narrow, _ = slice_patches(torch.Tensor)
     base = torch.zeros(8, requires_grad=True)
     assert narrow.value(base, 0, 0, 2) is not narrow.value(base, 0, 2, 2)
+
+
+def test_a_rest_that_is_too_small_to_split_off_counts_as_allocated_and_segments_as_reserved() -> None:
+    book, rows = ledger()
+    first = torch.empty(11 << 20, dtype=torch.uint8)
+    book.see(first.untyped_storage(), "gpu")
+    assert (book.total("gpu").now, book.reserved_bytes) == (12 << 20, 12 << 20)  # a segment is a multiple of 2 MiB
+    del first
+    assert (book.total("gpu").now, book.reserved_bytes, rows[-1][6]) == (0, 12 << 20, 12 << 20)
+    book.empty_cache()
+    assert book.reserved_bytes == 0
+
+
+def test_memory_that_another_stream_uses_is_not_allocated_but_waits() -> None:
+    book, _ = ledger()
+    tensor = torch.empty(11 << 20, dtype=torch.uint8)
+    book.see(tensor.untyped_storage(), "gpu")
+    address = book.address(tensor.untyped_storage())
+    book.record_stream(tensor.untyped_storage(), 1)
+    del tensor
+    assert book.total("gpu").now == 0
+    assert book.hold(11 << 20) == address  # by the next allocation the other stream is done

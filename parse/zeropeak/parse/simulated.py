@@ -1,6 +1,7 @@
 """Allocations of a prediction (``allocations.arrows``) as memory_events: what a fake run's storages did, in order.
 
-Nothing was measured: addresses are made up, each used once, and time counts happenings on the event log's own clock.
+Nothing was measured: addresses and reserved bytes are those of a model of the allocator, and time counts happenings on
+the event log's own clock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from zeropeak.parse.sink import Sink
 
 NAME = "simulated"
-_COLUMNS = ("ts_ns", "action", "device", "address", "size_bytes", "allocated_bytes", "stream")
+_COLUMNS = ("ts_ns", "action", "device", "address", "size_bytes", "allocated_bytes", "reserved_bytes", "stream")
 
 
 def read(path: Path, sink: Sink) -> Source:

@@ -70,11 +70,17 @@ def fits(run: Run, worst: int, findings: Iterable[Finding]) -> str | None:
     if not isinstance(memory, int) or story.peak is None:
         return None
     peak = story.peak.highest_bytes
-    reserved = story.peak.reserved_bytes
-    needed = max(peak, reserved or 0)
+    marks = [mark["reserved_bytes"] for mark in story.marks if mark["reserved_bytes"] is not None]
+    reserved = max([*marks, story.peak.reserved_bytes or 0], default=0)
     what = f"{size(peak)} allocated" + (f", {size(reserved)} reserved," if reserved else "")
     rest = "the CUDA context and NCCL" if reserved else "the allocator's cache, the CUDA context and NCCL"
-    left = memory - needed
+    if reserved and peak <= memory < reserved:
+        return (
+            f"May fit {size(memory)}: the predicted peak is {size(peak)} allocated, but the allocator would reserve "
+            f"{size(reserved)} where it can: here it has to free its cache and retry, and fragments may leave no "
+            f"room. Turn first: {_first_turn(run, worst, findings)}"
+        )
+    left = memory - max(peak, reserved or 0)
     if left >= 0:
         return (
             f"Fits {size(memory)}: the predicted peak of {what} leaves {size(left)} ({percent(left, memory)}) for "

@@ -129,7 +129,8 @@ class SimulatedAccelerator(CUDA_Accelerator):  # type: ignore[misc]
     # Memory
 
     def empty_cache(self) -> None:
-        """There is no cache."""
+        """Give back what is reserved and free."""
+        self._ledger.empty_cache()
 
     def memory_allocated(self, device_index: object = None) -> int:
         """Bytes now."""
@@ -144,8 +145,12 @@ class SimulatedAccelerator(CUDA_Accelerator):  # type: ignore[misc]
 
     reset_peak_memory_stats = reset_max_memory_allocated
     reset_max_memory_cached = reset_max_memory_allocated
-    memory_cached = memory_reserved = memory_allocated
-    max_memory_cached = max_memory_reserved = max_memory_allocated
+
+    def memory_reserved(self, device_index: object = None) -> int:
+        """Bytes that the allocator holds now."""
+        return self._ledger.reserved_bytes
+
+    memory_cached = max_memory_cached = max_memory_reserved = memory_reserved
 
     def memory_stats(self, device_index: object = None) -> dict[str, int]:
         """The counters that programs print."""

@@ -21,6 +21,7 @@ SCHEMA: Final = pa.schema(
         ("address", pa.int64()),
         ("size_bytes", pa.int64()),
         ("allocated_bytes", pa.int64()),
+        ("reserved_bytes", pa.int64()),
         ("stream", pa.int64()),
     ]
 )

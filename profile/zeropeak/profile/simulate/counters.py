@@ -29,7 +29,7 @@ class SimulatedCounters:
 
     def read(self) -> Reading:
         """See :class:`zeropeak.profile.counters.Counters`."""
-        return Reading(self._total.now, None)
+        return Reading(self._total.now, self._ledger.reserved_bytes)
 
     def window_max(self) -> int | None:
         """See :class:`zeropeak.profile.counters.Counters`."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zeropeak.profile.simulate.ledger import Ledger
+    from zeropeak.profile.simulate.streams import SimulatedStream
 
 _ABSENT: Final = object()
 
@@ -86,7 +87,7 @@ def torch_patches(ledger: Ledger) -> list[Patch]:
             "converting a module swaps fake parameters, which weak references forbid; real ones keep their identity "
             "and get new data, and so do these",
         ),
-        Patch(FakeTensor, "record_stream", _record_stream, "streams of the simulated device are numbers of ours"),
+        Patch(FakeTensor, "record_stream", _recording(ledger), "streams of the simulated device are numbers of ours"),
         Patch(
             import_module("torch.optim.optimizer"),
             "_foreach_supported_types",
@@ -187,8 +188,11 @@ def _apply(module: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = Tr
     return module
 
 
-def _record_stream(tensor: FakeTensor, stream: object) -> None:
-    """The block is used on another stream: it is allocated no longer than without, but reused later."""
+def _recording(ledger: Ledger) -> Any:
+    def record_stream(tensor: FakeTensor, stream: SimulatedStream) -> None:
+        ledger.record_stream(tensor.untyped_storage(), stream.stream_id)
+
+    return record_stream
 
 
 def _resizing(ledger: Ledger) -> Any:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed
 from torch._subclasses.fake_tensor import FakeTensor
 
+from zeropeak.profile.allocator import Allocator, read_environment
 from zeropeak.profile.session import Session
 from zeropeak.profile.simulate.allocations import Allocations
 from zeropeak.profile.simulate.answers import ASSUMPTIONS
@@ -51,7 +52,7 @@ class Simulation:
         folder = run_dir / "raw" / "rank-0"
         folder.mkdir(parents=True, exist_ok=True)
         self.allocations = Allocations(folder)
-        self.ledger = Ledger(clock, self.allocations.append, NAME)
+        self.ledger = Ledger(clock, self.allocations.append, NAME, Allocator(read_environment(os.environ)))
         self.streams = Streams(self.ledger)
         self.session = Session(
             run_dir,
