@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from zeropeak.cli.main import VERBS, main
-from zeropeak.cli.model_options import _bytes
+from zeropeak.cli.model_options import size_bytes
 
 if TYPE_CHECKING:
     from tests.conftest import MakeRun
@@ -168,4 +168,4 @@ def test_every_verb_has_help_with_an_example(
 
 @pytest.mark.parametrize(("text", "size"), [("1MiB", 2**20), ("1.5 GiB", 3 * 2**29), ("2GB", 2 * 10**9), ("7", 7)])
 def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
-    assert _bytes(text) == size
+    assert size_bytes(text) == size

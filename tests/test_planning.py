@@ -103,3 +103,23 @@ def test_broken_training_text_is_said_before_any_rank_starts(tmp_path: Path) -> 
     path.write_text('{"text": "a\u2028b"}\n{"text": }\n')
     with pytest.raises(UsageError, match=r"data.jsonl:2:10: not JSON"):
         make_plan(Options("stage3", data=str(path)), "torch", [])
+
+
+def test_a_prediction_needs_no_gpu_and_means_what_gpus_mean() -> None:
+    plan = make_plan(Options("stage3", ranks=64), "predict", [], simulated=True)
+    assert (plan.device, plan.backend, plan.processes, plan.world_size) == ("simulated", "fake", 1, 64)
+    assert (plan.model["source"], plan.seq, plan.dtype, plan.lora_rank) == ("6.9b", 1200, "fp16", 128)
+    assert not [change for change in plan.config_changes if "scaled" in str(change["why"])]
+
+
+def test_a_batch_that_does_not_divide_into_the_ranks_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "seed.json"
+    path.write_text('{"train_batch_size": 64, "zero_optimization": {"stage": 3}}')
+    with pytest.raises(UsageError, match="train_batch_size 64 does not divide into 3 ranks"):
+        make_plan(Options(str(path), ranks=3), "predict", [], simulated=True)
+
+
+def test_sizes_of_a_language_model_within_a_larger_one_are_found(tmp_path: Path) -> None:
+    inner = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 10}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "both", "text_config": inner}))
+    assert read_shape(str(tmp_path)).hidden == 8

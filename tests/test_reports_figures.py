@@ -301,8 +301,8 @@ def test_events_around_the_peak(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lie", "said"),
     [
-        (0, "the parts of each rank sum to what was measured; at most 4.76 % is unattributed"),
-        (5, "does NOT add up: rank 0's parts differ from what was measured by -5 B"),
+        (0, "the parts of each rank sum to what was allocated; at most 4.76 % is unattributed"),
+        (5, "does NOT add up: rank 0's parts differ from what was allocated by -5 B"),
     ],
 )
 def test_a_composition_that_does_not_add_up_says_so(tmp_path: Path, lie: int, said: str) -> None:

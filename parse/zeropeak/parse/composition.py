@@ -62,6 +62,7 @@ _STORED: Final = {
     Stored.FP32_MASTER: "fp32_masters",
     Stored.MODULE_BUFFER: "module_buffers",
     Stored.INPUT: "inputs",
+    Stored.WORKSPACE: "workspace",
 }
 _LAUNCHES: Final = frozenset({Kind.FETCH, Kind.PREFETCH, Kind.GATHER})
 UNATTRIBUTED: Final = _CODE["unattributed"]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _RUN: Final = {
     "schema": COUNT, "world_size": COUNT, "steps": COUNT, "seq": COUNT, "micro_batch": COUNT, "grad_accum": COUNT,
-    "created_unix_ns": COUNT, "fake_world": FLAG,
+    "created_unix_ns": COUNT, "gpu_memory_bytes": COUNT, "fake_world": FLAG,
     **dict.fromkeys(("name", "tool", "status", "basis", "config_name", "backend", "device"), TEXT),
     "command": a_list(TEXT), "versions": an_object(TEXT), "notes": a_list(TEXT),
     "model": an_object(
@@ -26,6 +26,7 @@ _RUN: Final = {
     "config_changes": a_list(an_object(key=TEXT, why=TEXT)),
     "disk": an_object(expected_bytes=COUNT, actual_bytes=COUNT, cap_bytes=COUNT),
     "sources": a_list(an_object(file=TEXT, kind=TEXT, ranks=a_list(COUNT), partial=FLAG)),
+    "simulation": an_object(assumptions=a_list(TEXT)),
     "failure": an_object(rank=COUNT, kind=TEXT, message=TEXT, exit_code=NUMBER),
 }  # fmt: skip
 """What the keys of run.json must be that parse and reports read."""

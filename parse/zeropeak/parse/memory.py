@@ -43,7 +43,7 @@ class Memory:
     """Memory of one rank on its main device.
 
     Attributes:
-        source: kineto, snapshot or counters; None when nothing tells the curve.
+        source: kineto, snapshot, simulated or counters; None when nothing tells the curve.
         device: main device.
         curve: allocated bytes over time; None when nothing tells it.
         blocks: rows of memory_blocks of the main device.
@@ -82,7 +82,7 @@ def from_allocator(
     Args:
         events: rows of memory_events of one rank and one source, as recorded, on the run's clock.
         known: rows of memory_blocks, where the source tells lifetimes itself; empty otherwise.
-        source: kineto or snapshot.
+        source: kineto, snapshot or simulated.
         storages: registered storages (memory_blocks rows of the event log), on the run's clock.
         timeline: the rank's events.
         device: the rank's device by its own account; a name without an index takes the busiest of that kind.
@@ -224,7 +224,7 @@ def _device_memory(
     matched = match_storages(blocks, ints(storages["address"]), ints(storages["born_ns"]), slack_ns)
     ended = ints(storages["freed_ns"], ALIVE)
     blocks = close_at_storage_end(blocks, matched, ended)
-    if device == "cpu":
+    if device == "cpu" and source == "kineto":
         blocks = close_at_collective_end(blocks, matched, _collective_end(timeline, blocks.born))
     order = edges(blocks, _reported_baseline(rows, events) if device != "cpu" else None)
     _count_mends(blocks, stats)

@@ -140,7 +140,8 @@ class _Job:
     @property
     def traces(self) -> dict[str, Path]:
         """The rank's traces by reader."""
-        found = {"kineto": self.raw / "torch.json.gz", "snapshot": self.raw / "snapshot.pickle.gz"}
+        found = {"kineto": self.raw / "torch.json.gz", "snapshot": self.raw / "snapshot.pickle.gz",
+                 "simulated": self.raw / "allocations.arrows"}  # fmt: skip
         with reading(self.raw):
             return {kind: path for kind, path in found.items() if path.is_file()}
 
@@ -184,7 +185,7 @@ def _rank_tables(job: _Job, files: TableFiles) -> Stats:
             stats.scope(label, kind, job.rank).count("trace_unreadable", 1, "error", error.problem)
             continue
         stats.merge(spool.counts, label, kind, job.rank)
-        given.traces.append(Trace(trace, spool, label))
+        given.traces.append(Trace(trace, spool, label, machine=clock))
     write_rank(given, files, stats)
     files.declare([job.rank])
     return stats

@@ -36,6 +36,7 @@ class Trace:
         file: the file's name in import_stats.
         clock: the clock map that the rows have gone through; None: still to be found.
         span: first and last time of all rows, when ``clock`` is given.
+        machine: the clock map of the rank's machine, for a source whose own clock is the machine's.
     """
 
     source: Source
@@ -43,6 +44,7 @@ class Trace:
     file: str
     clock: ClockMap | None = None
     span: tuple[int, int] | None = None
+    machine: ClockMap | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ def _clock_of(trace: Trace, begun: tuple[Any, Any]) -> tuple[ClockMap, Any]:
     Returns:
         The map, and the log's begin times of the shared events.
     """
+    if trace.source.clock == "boot" and trace.machine is not None:
+        return trace.machine, np.empty(0, np.int64)
     ids, starts = begun
     seen_ids, seen_starts = [], []
     for rows in trace.spool.batches("nvtx_ranges"):

@@ -51,7 +51,7 @@ class RankInput:
         rank: global rank.
         log: tables of the event log, already on the run's clock; empty tables when it has none.
         info: its ``rank.json``.
-        traces: kineto and snapshot traces.
+        traces: kineto and snapshot traces, and a prediction's allocations.
         segments: memory_events rows of nsys (reserved memory), on the run's clock.
         collectives: those that nsys saw, on the run's clock, with the file's name in import_stats.
         nvtx_ids: event ids of the NVTX ranges that nsys saw of this rank; None without nsys.

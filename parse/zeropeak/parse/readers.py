@@ -59,8 +59,10 @@ READERS: Final = {
     "kineto": "zeropeak.parse.kineto.reader",
     "nsys": "zeropeak.parse.nsys",
     "snapshot": "zeropeak.parse.snapshot.reader",
+    "simulated": "zeropeak.parse.simulated",
 }
-"""Module of each reader; its function ``read`` is the reader. A new one goes here, into :func:`sniff`, nowhere else."""
+"""Module of each reader; its function ``read`` is the reader. A new one goes here, into :func:`sniff`, nowhere else.
+``simulated`` is only read in a run directory, beside the event log whose clock it shares: nothing sniffs it."""
 
 
 def is_timeline(path: Path) -> bool:

@@ -35,7 +35,7 @@ _ALIVE = (
     Column("stream", INT, "as in memory_blocks"),
     Column("born_event_id", INT, "as in memory_blocks: the event it was born in"),
 )
-_SOURCE = Column("source", TEXT, "reader that gave the row: log, nsys, kineto or snapshot")
+_SOURCE = Column("source", TEXT, "reader that gave the row: log, nsys, kineto, snapshot or simulated")
 
 TABLES: Final = (
     Table(
@@ -65,7 +65,8 @@ TABLES: Final = (
             Column(
                 "memory_source",
                 TEXT,
-                "what the memory curve of this rank rests on: kineto, snapshot, counters, or null when there is none",
+                "what the memory curve of this rank rests on: kineto, snapshot, counters, "
+                "simulated (nothing was measured), or null when there is none",
             ),
             Column("memory_partial", FLAG, "true when the curve misses a part of the run (cut capture, full ring)"),
         ),

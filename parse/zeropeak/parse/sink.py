@@ -46,7 +46,7 @@ class Source:
     """What a reader learned about its file."""
 
     reader: str
-    """log, nsys, kineto or snapshot; the ``source`` column of the rows."""
+    """log, nsys, kineto, snapshot or simulated; the ``source`` column of the rows."""
     path: Path
     rank: int | None = None
     """Global rank by the file's content; None when it does not say or holds several processes."""

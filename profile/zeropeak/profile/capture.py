@@ -130,6 +130,7 @@ def run(
             disk=values["disk"],
             notes=values["notes"],
             model={**values["model"], **_built_model(raw)},
+            **({"simulation": _rank_info(raw, 0).get("simulation")} if plan.device == "simulated" else {}),
         )
     return Captured(run_dir, status, failure, time.monotonic() - started, size)
 
@@ -187,11 +188,13 @@ def _has_ranks(run_dir: Path) -> bool:
 def expected_bytes(plan: Plan) -> int:
     """Rough size of a capture: bytes a rank, step and module, measured on the tiny model (103 modules, 3 steps).
 
-    Event log 3.2 KB; torch.profiler trace 7.2 KB (gzip); NVTX in .nsys-rep and sqlite 3.4 KB.
+    Event log 3.2 KB, with a prediction's allocations 7 KB;
+    torch.profiler trace 7.2 KB (gzip); NVTX in .nsys-rep and sqlite 3.4 KB.
     """
     layers: int = plan.model["layers"]  # type: ignore[assignment]
     modules = 13 * layers
-    each = 3_200 + (7_200 if plan.tool == "torch" or plan.device == "cpu" else 0)
+    each = 7_000 if plan.device == "simulated" else 3_200
+    each += 7_200 if plan.tool == "torch" or plan.device == "cpu" else 0
     each += 3_400 if plan.tool == "nsys" else 0
     return plan.processes * plan.steps * plan.grad_accum * modules * each + 2_000_000
 
@@ -206,6 +209,8 @@ def folder_bytes(folder: Path) -> int:
 
 
 def _command(plan: Plan, run_dir: Path, nsys: Nsys | None) -> list[str]:
+    if plan.device == "simulated":
+        return [sys.executable, "-m", "zeropeak.profile.simulate", str(run_dir)]
     train = [
         sys.executable,
         "-m",
@@ -258,6 +263,11 @@ def _verdict(raw: Path, plan: Plan, code: int, reason: str | None) -> tuple[Stat
     unfinished = [one for one, end in ends.items() if end.get("ended") != Status.COMPLETE.value]
     culprit = first[0] if first is not None else unfinished[0] if unfinished else None
     error = ends[culprit].get("error") if culprit is not None else None
+    if exit_code < 0 and plan.device == "simulated":
+        why = f"the prediction was killed by signal {-exit_code}"
+        if exit_code == -9:
+            why += ": this machine has too little memory for it, even without weights; predict on a larger one"
+        return Status.FAILED, _failure(0, "signal", why, exit_code)
     if first is None and exit_code < 0:
         return Status.FAILED, _failure(None, "signal", f"the launcher was killed by signal {-exit_code}", exit_code)
     if exit_code < 0:

@@ -93,6 +93,8 @@ class Stored(StrEnum):
     FP32_MASTER = "fp32_master"
     MODULE_BUFFER = "module_buffer"
     INPUT = "input"
+    WORKSPACE = "workspace"
+    """What a library takes for itself (cuBLAS)."""
 
 
 STREAMS: Final = ("events", "event_params", "params", "modules", "marks", "retained", "storages", "saved")

@@ -56,7 +56,7 @@ def new(
         "tool": plan.tool,
         "status": Status.RUNNING.value,
         "created_unix_ns": created_unix_ns,
-        "basis": "measured",
+        "basis": "simulated" if plan.device == "simulated" else "measured",
         "config_name": plan.config_name,
         "command": command,
         "versions": versions,

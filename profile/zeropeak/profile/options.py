@@ -37,6 +37,7 @@ class Options:
     data: str | None = None
     settings: tuple[str, ...] = ()
     gpu_memory_bytes: int | None = None
+    trust_remote_code: bool = False
 
     def check(self) -> None:
         """Raise UsageError for a value that cannot work."""
@@ -55,8 +56,9 @@ class Options:
 class Plan:
     """Options with every ``auto`` resolved, as the ranks get them (``raw/plan.json``).
 
-    ``device`` is cpu or cuda; ``backend`` gloo, nccl or fake; sizes of the model are in ``model``; DeepSpeed gets
-    ``ds_config``. ``gpu_memory_bytes`` is the memory that each rank's allocator may take; None for all there is.
+    ``device`` is cpu, cuda or simulated; ``backend`` gloo, nccl or fake; sizes of the model are in ``model``; DeepSpeed
+    gets ``ds_config``. ``gpu_memory_bytes`` is the memory that each rank's allocator may take, or that a prediction is
+    compared with; None for all there is.
     """
 
     tool: str
@@ -79,6 +81,7 @@ class Plan:
     data: str | None
     ds_config: dict[str, object]
     config_changes: list[dict[str, object]]
+    trust_remote_code: bool = False
     gpu_memory_bytes: int | None = None
 
     def save(self, path: Path) -> None:

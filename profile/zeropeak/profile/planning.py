@@ -20,8 +20,8 @@ SEQ_CPU: Final = 128
 SEED_LORA_RANK: Final = 128
 
 AUTOS: Final = {
-    "model": "the largest of tiny, 70m, 410m, 1.4b, 6.9b that fits the GPUs; tiny on CPU",
-    "seq": f"{SEQ_GPU} tokens on GPUs, {SEQ_CPU} on CPU",
+    "model": "the largest of tiny, 70m, 410m, 1.4b, 6.9b that fits the GPUs; tiny on CPU; 6.9b for predict",
+    "seq": f"{SEQ_GPU} tokens on GPUs and for predict, {SEQ_CPU} on CPU",
     "dtype": "what the config says where the device can; for a shipped config fp16 on GPUs, bf16 on CPU",
     "lora-rank": f"{SEED_LORA_RANK} scaled by the model's width to the 6.9b model's, at least 4",
     "micro-batch": "what the config says, else 1",
@@ -30,8 +30,14 @@ AUTOS: Final = {
 """What each ``auto`` means, as ``--help`` says it."""
 
 
-def make_plan(options: Options, tool: str, gpus: Sequence[Gpu]) -> Plan:
+def make_plan(options: Options, tool: str, gpus: Sequence[Gpu], *, simulated: bool = False) -> Plan:
     """Resolve options on a machine with these GPUs.
+
+    Args:
+        options: as the user gave them.
+        tool: verb.
+        gpus: GPUs to train on; empty: the CPU.
+        simulated: predict rank 0 on a GPU that need not exist; ``auto`` then means what it means on GPUs.
 
     Raises:
         UsageError: an option or the config is wrong.
@@ -39,19 +45,27 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu]) -> Plan:
     options.check()
     read_bytes(options.data)  # whatever is wrong with it is said before any rank starts
     config = ds_config.load(options.config)
-    device = "cuda" if gpus else "cpu"
-    if options.gpu_memory_bytes is not None and not gpus:
+    device = "simulated" if simulated else "cuda" if gpus else "cpu"
+    if options.gpu_memory_bytes is not None and device == "cpu":
         raise UsageError("--gpu-memory limits the allocator of a GPU; there is no GPU here")
-    processes = 1 if options.fake else options.ranks
-    seq = options.seq or (SEQ_GPU if gpus else SEQ_CPU)
+    processes = 1 if options.fake or simulated else options.ranks
+    seq = options.seq or (SEQ_CPU if device == "cpu" else SEQ_GPU)
     micro_batch = options.micro_batch or _integer(config.get("train_micro_batch_size_per_gpu"), 1)
     grad_accum = options.grad_accum or _grad_accum(config, micro_batch, options.ranks)
     if micro_batch < 1 or grad_accum < 1:
         raise UsageError(
             f"{options.config}: batch sizes below 1 (micro-batch {micro_batch}, accumulation {grad_accum})"
         )
+    batch = _integer(config.get("train_batch_size"), 0)
+    if simulated and batch % (micro_batch * grad_accum * options.ranks):
+        raise UsageError(
+            f"{options.config}: train_batch_size {batch} does not divide into {options.ranks} ranks of {micro_batch} x "
+            f"{grad_accum} (micro-batch x accumulation); change --ranks, --micro-batch or --grad-accum"
+        )
     if options.model != "auto":
         shape = read_shape(options.model)
+    elif simulated:
+        shape = SEED
     elif gpus:
         per_gpu = -(-processes // len(gpus))
         shape = choose(min(gpu.free_bytes for gpu in gpus), per_gpu, seq, micro_batch)
@@ -70,7 +84,7 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu]) -> Plan:
         processes=processes,
         device=device,
         gpus=len(gpus),
-        backend="fake" if options.fake else real_backend,
+        backend="fake" if options.fake or simulated else real_backend,
         model=shape.describe(),
         steps=options.steps,
         seq=seq,
@@ -87,6 +101,7 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu]) -> Plan:
         ds_config=config.values,
         config_changes=config.changes,
         gpu_memory_bytes=options.gpu_memory_bytes,
+        trust_remote_code=options.trust_remote_code,
     )
 
 
@@ -107,5 +122,5 @@ def _dtype(asked: str, config: ds_config.DsConfig, device: str) -> str:
     for section in ("bf16", "fp16"):
         if config.get(f"{section}.enabled") is True:
             # Half precision on CPU is bf16: DeepSpeed's CPU accelerator trains no fp16 everywhere.
-            return section if device == "cuda" else "bf16"
+            return section if device != "cpu" else "bf16"
     return "fp32" if not config.shipped else "bf16"

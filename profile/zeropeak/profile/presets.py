@@ -81,12 +81,15 @@ def read_shape(model: str) -> Shape:
         raise UsageError(f"{path}: a model's config is a JSON object, this is a {type(config).__name__}")
     sizes = []
     for names in (
-        ("num_hidden_layers", "n_layer", "num_layers"),
-        ("hidden_size", "n_embd", "d_model"),
-        ("num_attention_heads", "n_head", "num_heads"),
-        ("vocab_size",),
+        ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
+        ("hidden_size", "n_embd", "d_model", "n_embed"),
+        ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads"),
+        ("vocab_size", "padded_vocab_size"),
     ):
-        value = next((config[name] for name in names if isinstance(config.get(name), int)), None)
+        # A model of several parts (text and images, say) describes its language model in a section.
+        inner = config.get("text_config")
+        sections = [config, *([inner] if isinstance(inner, dict) else [])]
+        value = next((one[name] for one in sections for name in names if isinstance(one.get(name), int)), None)
         if value is None:
             raise UsageError(f"{path}: says none of {', '.join(names)}; is it a causal language model's config?")
         sizes.append(value)

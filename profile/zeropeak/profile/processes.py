@@ -103,7 +103,7 @@ class Capture:
     def _interrupt(self, asked: set[int]) -> None:
         """Ask every rank that was not asked yet to stop."""
         for process in self._marked():
-            if process.pid not in asked and "RANK" in _environ(process) and _is_rank(process):
+            if process.pid not in asked and _is_rank(process):
                 asked.add(process.pid)
                 _signal(process, signal.SIGINT)
 
@@ -151,9 +151,13 @@ def _umask() -> int:
 def _is_rank(process: Any) -> bool:
     psutil = import_module("psutil")
     try:
-        return "zeropeak.profile.train" in process.cmdline()
+        command = process.cmdline()
     except psutil.Error:
         return False
+    if "zeropeak.profile.simulate" in command:
+        return True
+    # The launcher has the same words on its command line; only a rank has a number.
+    return "zeropeak.profile.train" in command and "RANK" in _environ(process)
 
 
 def _environ(process: Any) -> dict[str, str]:

@@ -71,8 +71,7 @@ class Session:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = EventLog(self.folder, clock)
         self.recorder = Recorder(rank, self.log, ranges, counters, clock, sampled=sampled)
-        # Where a prediction's tensors lie is its own affair.
-        self.storages = Storages(self.log, clock, address, None if address else counters.device)
+        self.storages = Storages(self.log, clock, address, counters.device)
         self.observers = Observers(self.recorder, self.storages)
         self.guard = Guard(self._failed)
         self.patches = Patches()

@@ -113,6 +113,25 @@ class Storages:
         )
         return entry
 
+    def note(self, address: int, size: int, category: Stored, owner: str) -> int:
+        """Note memory that no tensor stands for (a library's workspace); its end is not followed.
+
+        Args:
+            address: where it is.
+            size: bytes.
+            category: what it holds.
+            owner: name for people.
+
+        Returns:
+            Its id.
+        """
+        self.drain()
+        number = next(self._ids)
+        texts = self._log.texts
+        row = (number, BEGIN, self._clock(), address, size, texts.of(category.value), texts.of(owner), NONE, NONE)
+        self._add(row)
+        return number
+
     def by_key(self) -> dict[int, Alive]:
         """Registered storages that have not ended, by their C++ address."""
         self.drain()

@@ -37,22 +37,22 @@ def main(run_dir: Path) -> int:
     plan = Plan.load(run_dir / "raw" / "plan.json")
     rank = 0 if plan.backend == "fake" else int(os.environ["RANK"])
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
-    _stop_when_abandoned()
+        signal.signal(number, interrupt)
+    stop_when_abandoned()
     device = prepare_device(plan)
     profiler, history = _start_instruments(plan)
     session = _session(plan, run_dir, rank, device)
     status, error = Status.FAILED, None
     try:
-        session.start(_stage(plan))
+        session.start(stage(plan))
         init_process_group(plan)
-        _train(plan, session, device, rank)
+        train(plan, session, device, rank)
         status = Status.COMPLETE
     except KeyboardInterrupt:
         status, error = Status.INTERRUPTED, "interrupted"
     except Exception as problem:  # noqa: BLE001 - the run's end is recorded, then the rank fails with it
         status = Status.OUT_OF_MEMORY if _is_out_of_memory(problem) else Status.FAILED
-        error = _one_line(problem)
+        error = one_line(problem)
         traceback.print_exc()
     finally:
         # Whoever ends us has decided: a second signal must not cut what is being written.
@@ -71,7 +71,16 @@ def main(run_dir: Path) -> int:
     return 0 if status is Status.COMPLETE else 1
 
 
-def _train(plan: Plan, session: Any, device: Any, rank: int) -> None:
+def train(plan: Plan, session: Any, device: Any, rank: int, *, losses: bool = True) -> None:
+    """Build the model, initialize DeepSpeed, train the planned steps.
+
+    Args:
+        plan: resolved plan.
+        session: the rank's capture; started.
+        device: torch device.
+        rank: global rank.
+        losses: read and show each step's loss; a prediction has none.
+    """
     job = Job(plan, device, rank)
     session.note(
         model_class=type(job.model).__name__,
@@ -80,11 +89,14 @@ def _train(plan: Plan, session: Any, device: Any, rank: int) -> None:
     )
     engine = job.initialize()
     session.attach(engine)
+    shown = ""
     for step in range(plan.steps):
         for micro_step in range(plan.grad_accum):
-            loss = float(job.micro_step(engine, step * plan.grad_accum + micro_step))
+            loss = job.micro_step(engine, step * plan.grad_accum + micro_step)
+            shown = f", loss {float(loss):.3f}" if losses else ""
+            del loss
         if rank == 0:
-            print(f"zeropeak: step {step} of {plan.steps} done, loss {loss:.3f}", flush=True)
+            print(f"zeropeak: step {step} of {plan.steps} done{shown}", flush=True)
 
 
 def _elements(params: Iterable[Any]) -> int:
@@ -129,16 +141,18 @@ def _session(plan: Plan, run_dir: Path, rank: int, device: Any) -> Any:
         # The allocator's history has every block, from which the bytes at each event follow.
         sampled=False,
     )
-    session.note(nvtx="on" if plan.tool == "nsys" and INJECTION_VARIABLE in os.environ else "off", versions=_versions())
+    session.note(nvtx="on" if plan.tool == "nsys" and INJECTION_VARIABLE in os.environ else "off", versions=versions())
     return session
 
 
-def _stage(plan: Plan) -> int:
+def stage(plan: Plan) -> int:
+    """ZeRO stage of the plan."""
     zero: dict[str, Any] = plan.ds_config["zero_optimization"]  # type: ignore[assignment]
     return int(zero["stage"])
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
+    """Versions of what matters to memory, by package."""
     from importlib.metadata import PackageNotFoundError, version
 
     found: dict[str, str | None] = {
@@ -159,7 +173,7 @@ def _is_out_of_memory(problem: Exception) -> bool:
     return isinstance(problem, torch.OutOfMemoryError)
 
 
-def _stop_when_abandoned() -> None:
+def stop_when_abandoned() -> None:
     """End in order, as by Ctrl-C, when the command or the launcher that started us was killed."""
     owner, parent = os.environ.get(OWNER), os.getppid()
 
@@ -172,8 +186,10 @@ def _stop_when_abandoned() -> None:
         threading.Thread(target=watch, daemon=True, name="zeropeak-watch").start()
 
 
-def _one_line(problem: Exception) -> str:
+def one_line(problem: Exception) -> str:
     """The error as one line; a bare assertion says where it stands."""
+    if isinstance(problem, ZeropeakError):
+        return without_folders(str(problem))
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
     if lines:
         # A validation error names the key on its second line.
@@ -182,7 +198,8 @@ def _one_line(problem: Exception) -> str:
     return f"{type(problem).__name__} in {place.name} ({'/'.join(Path(place.filename).parts[-2:])}:{place.lineno})"
 
 
-def _interrupt(number: int, frame: object) -> NoReturn:
+def interrupt(number: int, frame: object) -> NoReturn:
+    """A signal that ends the rank in order."""
     raise KeyboardInterrupt
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from typing import TYPE_CHECKING, Any
 
+from zeropeak.profile.errors import ZeropeakError
 from zeropeak.profile.lora import convert
 
 if TYPE_CHECKING:
@@ -58,8 +60,12 @@ def _causal_model(plan: Plan) -> Any:
     from zeropeak.profile.presets import PRESETS
 
     if source not in PRESETS:
-        config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False)
-        return AutoModelForCausalLM.from_config(config, attn_implementation=plan.attention)
+        if not plan.trust_remote_code:
+            _need_no_code(source)
+        config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=plan.trust_remote_code)
+        return AutoModelForCausalLM.from_config(
+            config, attn_implementation=plan.attention, trust_remote_code=plan.trust_remote_code
+        )
     config = GPTNeoXConfig(
         hidden_size=shape["hidden"],
         num_hidden_layers=shape["layers"],
@@ -71,6 +77,20 @@ def _causal_model(plan: Plan) -> Any:
     )
     config._attn_implementation = plan.attention
     return GPTNeoXForCausalLM(config)
+
+
+def _need_no_code(source: str) -> None:
+    """Raise ZeropeakError for a model that transformers does not know and that brings its own Python code."""
+    from pathlib import Path
+
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    path = Path(source)
+    described = json.loads((path / "config.json" if path.is_dir() else path).read_text())
+    if described.get("auto_map") and described.get("model_type") not in CONFIG_MAPPING_NAMES:
+        raise ZeropeakError(
+            f"--model {source}: its code comes with the model, and is not run unless you ask: --trust-remote-code"
+        )
 
 
 def _adapt(plan: Plan, model: Any) -> Any:

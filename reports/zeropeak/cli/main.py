@@ -11,14 +11,14 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from zeropeak.cli import compare, nsys, parse, report, setup, test, torch, verify
+from zeropeak.cli import compare, nsys, parse, predict, report, setup, test, torch, verify
 from zeropeak.profile.errors import ZeropeakError
 from zeropeak.profile.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERBS: Final = (nsys, torch, compare, verify, parse, report, setup, test)
+VERBS: Final = (nsys, torch, predict, compare, verify, parse, report, setup, test)
 """Every verb: a module with ``NAME``, ``SUMMARY``, ``EXAMPLE``, ``configure(parser)``, ``run(args) -> exit code``."""
 
 _EXIT_CODES: Final = """\

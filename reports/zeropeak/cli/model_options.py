@@ -13,8 +13,14 @@ if TYPE_CHECKING:
     from zeropeak.profile.options import Plan
 
 
-def add_model_options(parser: argparse.ArgumentParser, tool: str) -> None:
-    """Add ``<config>`` and the options; ``tool`` names the default output folder."""
+def add_model_options(parser: argparse.ArgumentParser, tool: str, *, simulated: bool = False) -> None:
+    """Add ``<config>`` and the options.
+
+    Args:
+        parser: of the verb.
+        tool: names the default output folder.
+        simulated: nothing is trained: there is no choice of processes.
+    """
     from zeropeak.profile.ds_config import shipped_names
 
     parser.add_argument(
@@ -22,18 +28,19 @@ def add_model_options(parser: argparse.ArgumentParser, tool: str) -> None:
         help=f"{', '.join(shipped_names())}, or a path to a ds_config.json. A shipped config's knobs are scaled down "
         "for the tiny model; your own config is never scaled",
     )
-    add_training_options(parser)
+    add_training_options(parser, simulated=simulated)
     add_output_options(parser, f"run directory (runs/{tool}-<config>)", "overwrite an existing run directory")
 
 
-def add_training_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is trained, but for the config."""
+def add_training_options(parser: argparse.ArgumentParser, *, simulated: bool = False) -> None:
+    """Add what is trained, but for the config; see :func:`add_model_options`."""
     from zeropeak.profile.planning import AUTOS
     from zeropeak.profile.presets import PRESETS
 
     add = parser.add_argument_group("what is trained").add_argument
     add("--ranks", type=int, default=4, metavar="N", help="ranks (4)")
-    add("--fake", action="store_true", help="run rank 0 of N alone, on a fake process group")
+    if not simulated:
+        add("--fake", action="store_true", help="run rank 0 of N alone, on a fake process group")
     add(
         "--model",
         default="auto",
@@ -59,6 +66,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         help="dschat: as DeepSpeed-Chat does, on every linear layer but the head; none: full fine-tuning (dschat)",
     )
     add("--lora-rank", type=_auto_integer, metavar="N", help=f"auto: {AUTOS['lora-rank']}")
+    add("--trust-remote-code", action="store_true", help="run the Python code that comes with a --model folder")
     add("--data", metavar="FILE.jsonl", help='training text, one {"text": ...} a line (a sample that ships)')
     add(
         "--set",
@@ -70,9 +78,11 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--gpu-memory",
-        type=_bytes,
+        type=size_bytes,
         metavar="SIZE",
-        help="let each rank's allocator take this much of its GPU, as if it had no more, e.g. 24GiB",
+        help="memory of the GPU: say whether the run fits, and what to turn first, e.g. 48GiB"
+        if simulated
+        else "let each rank's allocator take this much of its GPU, as if it had no more, e.g. 24GiB",
     )
 
 
@@ -81,7 +91,7 @@ def add_output_options(parser: argparse.ArgumentParser, out_help: str, force_hel
     out = parser.add_argument_group("where it goes").add_argument
     out("--out", type=Path, metavar="DIR", help=out_help)
     out("--force", action="store_true", help=force_help)
-    out("--disk-cap", type=_bytes, metavar="SIZE", help="stop the capture at this size, e.g. 20GiB (50GiB)")
+    out("--disk-cap", type=size_bytes, metavar="SIZE", help="stop the capture at this size, e.g. 20GiB (50GiB)")
 
 
 def options_of(args: argparse.Namespace, config: str | None = None) -> Options:
@@ -89,7 +99,7 @@ def options_of(args: argparse.Namespace, config: str | None = None) -> Options:
     return Options(
         config=args.config if config is None else config,
         ranks=args.ranks,
-        fake=args.fake,
+        fake=getattr(args, "fake", True),
         model=args.model,
         steps=args.steps,
         seq=args.seq,
@@ -103,6 +113,7 @@ def options_of(args: argparse.Namespace, config: str | None = None) -> Options:
         data=args.data,
         settings=tuple(args.settings),
         gpu_memory_bytes=args.gpu_memory,
+        trust_remote_code=args.trust_remote_code,
     )
 
 
@@ -116,6 +127,11 @@ def plan_of(args: argparse.Namespace, tool: str, config: str | None = None) -> P
 
 def describe(plan: Plan) -> str:
     """One line on what will be trained."""
+    if plan.device == "simulated":
+        return (
+            f"{plan.tool} {plan.config_name}: {plan.model['source']} model, rank 0 of {plan.world_size} on a simulated "
+            f"GPU, {plan.dtype}, {plan.steps} steps of {plan.micro_batch * plan.grad_accum} x {plan.seq} tokens"
+        )
     where = f"{plan.gpus} GPU{'s' if plan.gpus > 1 else ''}" if plan.device == "cuda" else "CPU"
     ranks = (
         f"rank 0 of {plan.world_size} (fake process group)"
@@ -140,7 +156,8 @@ def _auto_integer(text: str) -> int | None:
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def _bytes(text: str) -> int:
+def size_bytes(text: str) -> int:
+    """A size as people write it, e.g. 20GiB."""
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
     unit = text[len(digits) :].strip().upper()
     try:

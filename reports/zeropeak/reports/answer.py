@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from zeropeak.reports import shortage, words
+from zeropeak.reports.basis import PREDICTED, fits, simulated, what_it_is
 from zeropeak.reports.figures.style import category_label
 from zeropeak.reports.given import of_files
 from zeropeak.reports.largest import knob_of_largest
@@ -54,16 +55,19 @@ def answer(run: Run, findings: Sequence[Finding]) -> Answer:
     """Page 1 of a run."""
     worst = highest(run)
     limit = run.manifest.get("gpu_memory_bytes")
-    paragraphs = [Paragraph("Out of memory", shortage.sentence(one, limit), strong=True) for one in shortages(run)]
+    paragraphs = [Paragraph("Basis", what_it_is(run), strong=True)] if simulated(run) else []
+    paragraphs += [Paragraph("Out of memory", shortage.sentence(one, limit), strong=True) for one in shortages(run)]
     if worst is not None:
         story = read_story(run, worst)
         if story.peak is not None and words.by_allocator(story.peak):
             paragraphs.append(Paragraph("Samples", _samples(run, story), strong=True))
         paragraphs += [
-            *_course(story),
+            *_course(story, "Predicted" if simulated(run) else "Allocated"),
             Paragraph("Peak", _peak(run, story)),
             Paragraph("Alive then", _alive(run, story.composition)),
         ]
+        if simulated(run) and (fit := fits(run, worst, findings)):
+            paragraphs.append(Paragraph("GPU", fit, strong=True))
         # A finding that names the same knob says more.
         named = {one.knob for one in findings if one.verdict in SURE and one.knob}
         if (largest := knob_of_largest(run, story)) and not any(knob in largest for knob in named):
@@ -71,7 +75,8 @@ def answer(run: Run, findings: Sequence[Finding]) -> Answer:
         if beside := outside(run):
             paragraphs.append(Paragraph("Outside", outside_sentence(beside)))
     paragraphs += verdict_paragraphs(grouped(findings, len(run.rank_ids) + run.missing_count, worst))
-    return Answer(_headline(run, worst), worst, paragraphs)
+    headline = _headline(run, worst)
+    return Answer(f"{PREDICTED}{headline}" if simulated(run) else headline, worst, paragraphs)
 
 
 def highest(run: Run) -> int | None:
@@ -134,7 +139,7 @@ def _samples(run: Run, story: Story) -> str:
     )
 
 
-def _course(story: Story) -> list[Paragraph]:
+def _course(story: Story, label: str) -> list[Paragraph]:
     """Allocated bytes at the marks that bug reports quote, and at the peak."""
     assert story.peak is not None
     parts = []
@@ -145,7 +150,7 @@ def _course(story: Story) -> list[Paragraph]:
     if not parts:
         return []
     peak = f"peak {size(story.peak.highest_bytes)}{words.or_more(story)} (rank {story.rank})"
-    return [Paragraph("Allocated", f"{', '.join([*parts, peak])}.", strong=True)]
+    return [Paragraph(label, f"{', '.join([*parts, peak])}.", strong=True)]
 
 
 def _peak(run: Run, story: Story) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from matplotlib.backends.backend_pdf import PdfPages
 
 from zeropeak.reports import memory_tables, quality, sections
+from zeropeak.reports.basis import simulated
 from zeropeak.reports.figures import style
 from zeropeak.reports.finding_pages import finding_pages
 from zeropeak.reports.given import files_in_words, of_files
@@ -93,17 +94,28 @@ def _what_ran(run: Run) -> str:
         f"{model['preset']} {model.get('class') or ''}".strip() if model.get("preset") else "",
         _ranks(manifest) or (count(len(run.rank_ids), "rank") if of_files(run) else ""),
         count(manifest["steps"], "step") if manifest.get("steps") else "",
-        f"captured with {manifest['tool']}" if manifest.get("tool") and not of_files(run) else "",
-        f"read from {files_in_words(run)}" if of_files(run) else "",
+        _how(run),
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _how(run: Run) -> str:
+    """Where the figures come from."""
+    if of_files(run):
+        return f"read from {files_in_words(run)}"
+    if simulated(run):
+        return "predicted, not measured"
+    return f"captured with {run.manifest['tool']}" if run.manifest.get("tool") else ""
 
 
 def _ranks(manifest: Mapping[str, Any]) -> str:
     world = manifest.get("world_size")
     if not world:
         return ""
-    device = {"cuda": "GPU", "cpu": "CPU"}.get(manifest.get("device") or "", "a device that is not known")
+    known = {"cuda": "GPU", "cpu": "CPU", "simulated": "a simulated GPU"}
+    device = known.get(manifest.get("device") or "", "a device that is not known")
+    if manifest.get("device") == "simulated":
+        return f"rank 0 of {world} on {device}"
     if manifest.get("fake_world"):
         return f"rank 0 of {world} on a fake process group, {device}"
     return f"{count(world, 'rank')} on {device}"

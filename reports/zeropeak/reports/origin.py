@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from zeropeak.profile.errors import UsageError
 from zeropeak.reports.columns import NEVER, ints
 from zeropeak.reports.given import of_files
+from zeropeak.reports.units import TICK_NS
 
 if TYPE_CHECKING:
     from zeropeak.reports.run import Run
@@ -45,17 +46,19 @@ def _run_start_ns(run: Run) -> int:
 
 
 def run_moment_ns(run: Run, at_s: float) -> int:
-    """A moment in seconds, counted as the report counts, in run time; init is negative.
+    """A moment in seconds (ticks of a predicted run), counted as the report counts, in run time; init is negative.
 
     Raises:
         UsageError: it lies outside the run.
     """
     last = ints(run.arrow("ranks", columns=["last_ns"]), "last_ns")
     start_ns, origin_ns = _run_start_ns(run), run_origin_ns(run)
-    first_s, last_s = (start_ns - origin_ns) / 1e9, (int(last.max(initial=start_ns)) - origin_ns) / 1e9
-    if not first_s <= at_s <= last_s:
+    unit, name, decimals = (TICK_NS, "ticks", 0) if run.manifest.get("basis") == "simulated" else (1e9, "s", 3)
+    first, latest = (start_ns - origin_ns) / unit, (int(last.max(initial=start_ns)) - origin_ns) / unit
+    if not first <= at_s <= latest:
         raise UsageError(
-            f"{at_s:g} s is outside the run, which goes from {first_s:.3f} s to {last_s:.3f} s (0 is "
+            f"{at_s:g} {name} is outside the run, which goes from {first:.{decimals}f} {name} to "
+            f"{latest:.{decimals}f} {name} (0 is "
             f"{run_origin(run)}); give a moment between these"
         )
-    return origin_ns + round(at_s * 1e9)
+    return origin_ns + round(at_s * unit)

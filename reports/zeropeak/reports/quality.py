@@ -11,6 +11,7 @@ import numpy as np
 from zeropeak.profile.labels import Status
 from zeropeak.profile.privacy import without_folders
 from zeropeak.reports import composition, setting, unattributed, words
+from zeropeak.reports.basis import limits, simulated
 from zeropeak.reports.given import of_files, remarks
 from zeropeak.reports.origin import run_origin_ns
 from zeropeak.reports.selection import shown_ranks
@@ -154,9 +155,14 @@ def _sums(run: Run) -> Iterator[Line]:
     for one in composition.at_peaks(run):
         if one.gap_bytes:
             yield Line(
-                f"Rank {one.rank}: the parts of the peak do not sum to what was measured, by {exact(one.gap_bytes)}.",
+                f"Rank {one.rank}: the parts of the peak do not sum to what was allocated, by {exact(one.gap_bytes)}.",
                 serious=True,
             )
+
+
+def _prediction(run: Run) -> Iterator[Line]:
+    if simulated(run):
+        yield from (Line(text) for text in limits(run))
 
 
 def _unexplained(run: Run) -> Iterator[Line]:
@@ -193,5 +199,6 @@ _PARTS: Final[tuple[Callable[[Run], Iterator[Line]], ...]] = (
     _hooks,
     _files,
     _clocks,
+    _prediction,
     _config,
 )

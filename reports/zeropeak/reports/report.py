@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zeropeak.reports.basis import simulated
 from zeropeak.reports.origin import run_moment_ns
 from zeropeak.reports.replacing import replacing
 from zeropeak.reports.run import open_run
+from zeropeak.reports.units import in_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +39,8 @@ def write_report(run_dir: Path, *, at_s: float | None = None) -> ReportResult:
 
     Args:
         run_dir: run directory with tables.
-        at_s: a moment, in seconds since the first forward began (negative in init), whose composition is wanted
-            beside the peak's.
+        at_s: a moment, in seconds (ticks of a predicted run) since the first forward began (negative in init), whose
+            composition is wanted beside the peak's.
 
     Raises:
         UsageError: the moment lies outside the run.
@@ -54,6 +56,11 @@ def write_report(run_dir: Path, *, at_s: float | None = None) -> ReportResult:
 
 
 def _write(run: Run, folder: Path, at_ns: int | None) -> tuple[list[str], list[Finding], list[str]]:
+    with in_ticks(simulated(run)):
+        return _write_files(run, folder, at_ns)
+
+
+def _write_files(run: Run, folder: Path, at_ns: int | None) -> tuple[list[str], list[Finding], list[str]]:
     # Here, so that whoever only opens tables does not wait for matplotlib.
     from zeropeak.reports import document
     from zeropeak.reports.answer import answer
@@ -62,7 +69,12 @@ def _write(run: Run, folder: Path, at_ns: int | None) -> tuple[list[str], list[F
 
     findings = find_all(run)
     page_1 = answer(run, findings)
-    content = json.dumps(to_json(run.name, findings), indent=1, ensure_ascii=False, allow_nan=False)
+    content = json.dumps(
+        to_json(run.name, findings, str(run.manifest.get("basis") or "measured")),
+        indent=1,
+        ensure_ascii=False,
+        allow_nan=False,
+    )
     (folder / "findings.json").write_text(content + "\n", encoding="utf-8")
     names = ["report.pdf"]
     with style.applied():

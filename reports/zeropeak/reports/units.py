@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Final
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TIMES: Final = (("ns", 1), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 UNKNOWN: Final = "unknown"
+TICK_NS: Final = 1_000
+"""A predicted run's clock counts what happens, and moves so much each time."""
+_TICKS: Final[ContextVar[bool]] = ContextVar("ticks", default=False)
+
+
+@contextmanager
+def in_ticks(predicted: bool) -> Iterator[None]:
+    """Context in which times read as counts of happenings, for a run whose clock knows no seconds."""
+    token = _TICKS.set(predicted)
+    try:
+        yield
+    finally:
+        _TICKS.reset(token)
 
 
 def size(size_bytes: int | None) -> str:
@@ -41,6 +59,8 @@ def duration(dur_ns: int | None) -> str:
     """
     if dur_ns is None:
         return UNKNOWN
+    if _TICKS.get():
+        return count(round(dur_ns / TICK_NS), "tick")
     sign, value = "-" if dur_ns < 0 else "", abs(dur_ns)
     name, scale = next(((n, s) for n, s in reversed(_TIMES) if value >= s), _TIMES[0])
     return f"{sign}{_three(value / scale) if scale > 1 else value} {name}"
@@ -52,7 +72,11 @@ def moment(ts_ns: int | None, start_ns: int) -> str:
     >>> moment(1_000_812_400_000, 1_000_000_000_000), moment(5_000_000_000, 7_500_000_000)
     ('0.8124 s', '-2.5000 s')
     """
-    return UNKNOWN if ts_ns is None else f"{(ts_ns - start_ns) / 1e9:,.4f} s"
+    if ts_ns is None:
+        return UNKNOWN
+    if _TICKS.get():
+        return f"tick {round((ts_ns - start_ns) / TICK_NS):,}"
+    return f"{(ts_ns - start_ns) / 1e9:,.4f} s"
 
 
 def offset(dur_ns: int) -> str:
@@ -62,6 +86,26 @@ def offset(dur_ns: int) -> str:
     ('-1.50 ms', '0')
     """
     return f"{'+' if dur_ns > 0 else ''}{duration(dur_ns)}" if dur_ns else "0"
+
+
+def axis_value(seconds: float) -> str:
+    """A value of a time axis in seconds, as its ticks are labelled.
+
+    >>> axis_value(0.25)
+    '0.25'
+    """
+    return f"{seconds * 1e9 / TICK_NS if _TICKS.get() else seconds:,.10g}"
+
+
+def axis_name(since: str) -> str:
+    """What a time axis shows.
+
+    >>> axis_name("the first forward began")
+    'seconds since the first forward began'
+    """
+    if _TICKS.get():
+        return f"ticks since {since}: the order of what happened, not seconds"
+    return f"seconds since {since}"
 
 
 def percent(part: int, whole: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from zeropeak.reports.basis import PREDICTED, simulated
 from zeropeak.reports.figures import by_module, memory_curve, parts, peak_zoom, ranks, released_alive
 from zeropeak.reports.given import of_files
 from zeropeak.reports.origin import run_origin_ns
@@ -27,7 +29,7 @@ def drawings(run: Run, at_ns: int | None = None) -> list[Drawing]:
     stories = [read_story(run, rank) for rank in select(run, CURVES).ranks]
     if of_files(run):
         return _of_files(run, stories, origin_ns, at_ns)
-    return [
+    figures = [
         *(memory_curve.drawing(story, origin_ns) for story in stories),
         released_alive.drawing(run),
         parts.at_peak(run),
@@ -37,6 +39,16 @@ def drawings(run: Run, at_ns: int | None = None) -> list[Drawing]:
         ranks.drawing(run),
         *(peak_zoom.drawing(story, origin_ns) for story in stories),
     ]
+    return [_predicted(figure) for figure in figures] if simulated(run) else figures
+
+
+def _predicted(figure: Drawing) -> Drawing:
+    """The same figure, whose title and caption say that nothing was measured."""
+    return replace(
+        figure,
+        caption=f"{figure.caption} Every value is predicted.",
+        draw=lambda panel: figure.draw(replace(panel, before_titles=PREDICTED)),
+    )
 
 
 def _of_files(run: Run, stories: Sequence[Story], origin_ns: int, at_ns: int | None) -> list[Drawing]:

@@ -81,7 +81,7 @@ def at_moment(run: Run, ts_ns: int) -> list[Drawing]:
 
 def _drawing(name: str, data: Data) -> Drawing:
     caption = (
-        "Every byte that was allocated, in exactly one category; the bars of a rank sum to what was measured. "
+        "Every byte that was allocated, in exactly one category; the bars of a rank sum to what was allocated. "
         "Unattributed is what nothing explains."
     )
     return Drawing(name, caption, lambda panel: draw(panel, data))
@@ -105,9 +105,9 @@ def _subtitle(compositions: Sequence[Composition]) -> str:
     gaps = [one for one in compositions if one.gap_bytes]
     if gaps:
         worst = max(gaps, key=lambda one: abs(one.gap_bytes))
-        return f"does NOT add up: rank {worst.rank}'s parts differ from what was measured by {size(worst.gap_bytes)}"
+        return f"does NOT add up: rank {worst.rank}'s parts differ from what was allocated by {size(worst.gap_bytes)}"
     left = max(abs(one.parts.get(UNATTRIBUTED, 0)) / max(one.total_bytes, 1) for one in compositions)
-    return f"the parts of each rank sum to what was measured; {_most(100 * left)} is unattributed"
+    return f"the parts of each rank sum to what was allocated; {_most(100 * left)} is unattributed"
 
 
 def _most(percentage: float) -> str:

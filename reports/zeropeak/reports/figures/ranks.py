@@ -96,7 +96,7 @@ def drawing(run: Run) -> Drawing:
     released = "the released-but-alive part in vermilion, " if data.releases else ""
     caption = (
         f"Left: allocated memory of each rank on shared axes, {released}the peak as a dot. "
-        "Right: what was alive at each rank's own peak; a bar's height is the measured peak, "
+        "Right: what was alive at each rank's own peak; a bar's height is the peak, "
         "or the highest sample where the memory curve is sampled."
     )
     return Drawing("ranks", caption, lambda panel: draw(panel, data))

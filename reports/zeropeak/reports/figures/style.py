@@ -14,7 +14,7 @@ from zeropeak.parse.schema import CATEGORIES
 from zeropeak.reports import fonts
 from zeropeak.reports.columns import NEVER
 from zeropeak.reports.names import ELLIPSIS
-from zeropeak.reports.units import scale
+from zeropeak.reports.units import axis_name, axis_value, scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -164,6 +164,8 @@ class Panel:
     bottom: float
     width: float
     height: float
+    before_titles: str = ""
+    """Begins every title, e.g. that nothing was measured."""
 
     def part(self, left: float, bottom: float, width: float, height: float) -> Panel:
         """A rectangle within this one."""
@@ -189,7 +191,7 @@ class Panel:
     def title(self, title: str, subtitle: str = "") -> float:
         """Title (at most two lines) and subtitle at the top; the height that is left below, in inches."""
         top = self.height - 0.16
-        for line in _at_most(2, fonts.wrap(title, self.width * 72, SIZE_TITLE, bold=True)):
+        for line in _at_most(2, fonts.wrap(self.before_titles + title, self.width * 72, SIZE_TITLE, bold=True)):
             self.text(0, top, line, SIZE_TITLE, weight="bold", va="center")
             top -= 0.25
         for line in _at_most(2, fonts.wrap(subtitle, self.width * 72, SIZE_TEXT)):
@@ -276,12 +278,16 @@ def round_ticks(most: int, prune_top: bool = False) -> MaxNLocator:
 
 
 def time_axis(ax: Axes, start_ns: int, end_ns: int, label: str = "") -> None:
-    """Set the x axis in seconds; ``label``: what they are counted from, when the axis is to say so."""
+    """Set the x axis in seconds, or ticks of a predicted run.
+
+    Args:
+        label: what they are counted from, when the axis is to say so.
+    """
     ax.set_xlim(start_ns / 1e9, end_ns / 1e9)
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    ax.xaxis.set_major_formatter(lambda value, _: axis_value(value))
     ax.xaxis.set_major_locator(round_ticks(max(2, min(9, round(width_pt(ax) / 50)))))
     if label:
-        ax.set_xlabel(f"seconds since {label}", fontsize=SIZE_LABEL)
+        ax.set_xlabel(axis_name(label), fontsize=SIZE_LABEL)
 
 
 def width_pt(ax: Axes) -> float:

@@ -143,6 +143,11 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda f: (verdicts.index(f.verdict), -(f.bytes or 0), f.id, f.rank))
 
 
-def to_json(run: str, findings: Iterable[Finding]) -> dict[str, Any]:
-    """The content of findings.json."""
-    return {"schema": FINDINGS_SCHEMA, "run": run, "findings": [finding.to_json() for finding in ordered(findings)]}
+def to_json(run: str, findings: Iterable[Finding], basis: str = Basis.MEASURED) -> dict[str, Any]:
+    """The content of findings.json; ``basis`` is the run's."""
+    return {
+        "schema": FINDINGS_SCHEMA,
+        "run": run,
+        "basis": str(basis),
+        "findings": [finding.to_json() for finding in ordered(findings)],
+    }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow.compute as pc
 
+from zeropeak.reports.basis import simulated
 from zeropeak.reports.columns import NEVER
 
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 SLACK_NS: Final = 5_000_000
 """How long after a mark a thread may still take to drop a reference: some schedules of a busy core."""
+
+
+def slack_ns(run: Run) -> int:
+    """:data:`SLACK_NS`; none in a predicted run, which has one thread and no time."""
+    return 0 if simulated(run) else SLACK_NS
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ def rows_at(run: Run, story: Story, mark: Mapping[str, Any]) -> tuple[list[dict[
     for row in here.to_pylist():
         named = row["holder"] is not None or row["storage_id"] in held
         end = story.end_ns if row["ended_ns"] is None else row["ended_ns"]
-        lasted = row["ts_ns"] is not None and end - row["ts_ns"] > SLACK_NS
+        lasted = row["ts_ns"] is not None and end - row["ts_ns"] > slack_ns(run)
         (sure if named or lasted else rest).append(row)
     return sure, rest
 
@@ -77,7 +83,7 @@ def outliving(run: Run, story: Story, mark: dict[str, Any]) -> Outliving:
     # The log lost its rows of the mark: what the blocks tell is left.
     blocks, ts_ns = story.intervals, mark["ts_ns"]
     alive = (blocks.start_ns <= ts_ns) & (blocks.end_ns > ts_ns)
-    lasted = alive & (np.minimum(blocks.end_ns, max(story.end_ns, ts_ns)) - ts_ns > SLACK_NS)
+    lasted = alive & (np.minimum(blocks.end_ns, max(story.end_ns, ts_ns)) - ts_ns > slack_ns(run))
     size_bytes = min(int(blocks.size_bytes[lasted].sum()), counted)
     ended = bool(alive.any()) and bool((blocks.end_ns[alive & ~lasted] != NEVER).all())
     return Outliving(mark, (), size_bytes, int(np.count_nonzero(lasted)), counted - size_bytes, ended)

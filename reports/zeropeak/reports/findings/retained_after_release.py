@@ -19,7 +19,7 @@ from zeropeak.reports.findings import retained_words
 from zeropeak.reports.findings.finding import Evidence, Expected, Finding, Verdict
 from zeropeak.reports.findings.holders import Cause, Group, group
 from zeropeak.reports.findings.judging import judge, mend, sure, unknown, unpartitioned, unseen
-from zeropeak.reports.findings.outliving import SLACK_NS, outliving, rows_at
+from zeropeak.reports.findings.outliving import outliving, rows_at, slack_ns
 from zeropeak.reports.findings.retained_words import Held, Later
 from zeropeak.reports.findings.saving import peak_without
 from zeropeak.reports.names import patterns
@@ -167,7 +167,7 @@ def _none_alive(
     if brief:
         most = max(one.apart_bytes for one in brief)
         headline = (
-            f"No full weight outlived its release by more than {duration(SLACK_NS)}, at any of "
+            f"No full weight outlived its release by more than {duration(slack_ns(run))}, at any of "
             f"{count(len(marks), 'mark')} of the run{cut}; at {count(len(brief), 'mark')} up to {size(most)} died "
             "moments after it, as a communication thread let go."
         )

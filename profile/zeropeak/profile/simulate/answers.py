@@ -1,0 +1,119 @@
+"""Questions about values, which fake tensors do not have: answered where the answer is known not to change memory.
+
+``tensor.item()``, ``bool(tensor)`` and their like end in one operation. Who asked is read from the Python stack; the
+callers below get an answer, any other one is told which line asked.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from zeropeak.profile.errors import ZeropeakError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+class DataNeeded(ZeropeakError):
+    """The program asked for a value; a prediction has none."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a caller is told.
+
+    Args:
+        module: module of the function that asks.
+        function: its name; None for any in the module.
+        value: the answer.
+        why: why memory does not depend on it, or what is assumed.
+    """
+
+    module: str
+    function: str | None
+    value: float
+    why: str
+
+
+ASSUMPTIONS: Final = (
+    "Assumed: no gradient overflows (a step that does makes no optimizer states).",
+    "Assumed: the other ranks do what rank 0 does.",
+)
+"""What a prediction takes for granted, a sentence each."""
+
+_NO_OVERFLOW: Final = "assumed not to happen; a step with an overflow makes no optimizer states"
+_NUMBER: Final = "a number on the host: no tensor's size depends on it"
+_UTILS: Final = "deepspeed.runtime.utils"
+_STAGE3: Final = "deepspeed.runtime.zero.stage3"
+_STAGE12: Final = "deepspeed.runtime.zero.stage_1_and_2"
+
+ANSWERS: Final = (
+    Answer(_STAGE3, "has_overflow", 0.0, _NO_OVERFLOW),
+    Answer(_STAGE12, "has_overflow", 0.0, _NO_OVERFLOW),
+    Answer(_STAGE3, "has_overflow_serial", 0.0, _NO_OVERFLOW),
+    Answer(_STAGE12, "has_overflow_serial", 0.0, _NO_OVERFLOW),
+    Answer(_STAGE3, "has_overflow_partitioned_grads_serial", 0.0, _NO_OVERFLOW),
+    Answer(_STAGE12, "has_overflow_partitioned_grads_serial", 0.0, _NO_OVERFLOW),
+    Answer(_UTILS, "has_overflow", 0.0, _NO_OVERFLOW),
+    Answer(_UTILS, "has_overflow_serial", 0.0, _NO_OVERFLOW),
+    Answer(_UTILS, "is_invalid_grad_norm", 0.0, _NO_OVERFLOW),
+    Answer(_UTILS, "check_using_norm", 0.0, _NO_OVERFLOW),
+    Answer(_UTILS, None, 1.0, _NUMBER),
+    Answer(_STAGE12, None, 1.0, _NUMBER),
+    Answer(_STAGE3, None, 1.0, _NUMBER),
+    Answer("deepspeed.runtime.fp16.loss_scaler", None, 1.0, _NUMBER),
+)
+"""Callers whose question has an answer, more specific ones first."""
+
+_INFRASTRUCTURE: Final = ("torch._", "torch.utils.", "zeropeak.profile.simulate")
+
+
+def answer() -> float:
+    """Answer the caller of an operation that reads a tensor's value.
+
+    Raises:
+        DataNeeded: no answer is known; names the line that asked.
+    """
+    asker, caller = _askers()
+    for place in (asker, caller):
+        if place is None:
+            continue
+        for known in ANSWERS:
+            if _module(place) == known.module and known.function in (None, place.f_code.co_name):
+                return known.value
+    raise needed("the value of a tensor")
+
+
+def needed(what: str) -> DataNeeded:
+    """The error for a program that asks for what a prediction has not."""
+    return DataNeeded(f"{where()} asks for {what}, and a prediction computes none")
+
+
+def where() -> str:
+    """The line of the program, or of the library it uses, that runs an operation now."""
+    asker, caller = _askers()
+    frame = caller or asker
+    if frame is None:
+        return "some code"
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(file, line).strip()
+    return f"{file}:{line} ({text})" if text else f"{file}:{line}"
+
+
+def _askers() -> tuple[FrameType | None, FrameType | None]:
+    """The innermost frame past PyTorch's machinery, and the first one outside PyTorch."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _module(frame).startswith(_INFRASTRUCTURE):
+        frame = frame.f_back
+    asker = frame
+    while frame is not None and (_module(frame) == "torch" or _module(frame).startswith("torch.")):
+        frame = frame.f_back
+    return asker, frame
+
+
+def _module(frame: FrameType) -> str:
+    name: Any = frame.f_globals.get("__name__", "")
+    return str(name)

@@ -1,0 +1,210 @@
+"""What is changed in PyTorch and DeepSpeed while a prediction runs: each with its reason, all undone at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import torch
+import torch._dynamo  # compares signatures of what is patched below, so it must be loaded before
+from torch._subclasses.fake_tensor import FakeTensor
+
+from zeropeak.profile.errors import ZeropeakError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from zeropeak.profile.simulate.ledger import Ledger
+    from zeropeak.profile.simulate.streams import SimulatedStream
+
+_ABSENT: Final = object()
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One changed attribute.
+
+    Args:
+        owner: class or module.
+        name: attribute.
+        value: what stands there meanwhile.
+        why: the reason, for people.
+    """
+
+    owner: Any
+    name: str
+    value: Any
+    why: str
+
+
+class Patches:
+    """Context in which patches hold; leaving it puts back exactly what was there, in reverse order."""
+
+    def __init__(self, patches: list[Patch]) -> None:
+        self._patches = patches
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Self:
+        for patch in self._patches:
+            self._undo.append((patch.owner, patch.name, vars(patch.owner).get(patch.name, _ABSENT)))
+            setattr(patch.owner, patch.name, patch.value)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._undo:
+            owner, name, before = self._undo.pop()
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+    def reasons(self) -> list[str]:
+        """One line a patch."""
+        return [f"{_name(patch.owner)}.{patch.name}: {patch.why}" for patch in self._patches]
+
+
+def torch_patches(ledger: Ledger) -> list[Patch]:
+    """Patches of PyTorch."""
+    return [
+        Patch(
+            torch.Tensor,
+            "_make_subclass",
+            staticmethod(_with_cuda_keys),
+            "fake tensors of every device carry CUDA's dispatch keys: autograd and autocast treat them as CUDA's, "
+            "and .data can move a parameter between devices",
+        ),
+        Patch(
+            FakeTensor,
+            "data",
+            _data(),
+            "setting .data changes a parameter's device, which fake tensors keep beside the storage",
+        ),
+        Patch(
+            torch.nn.Module,
+            "_apply",
+            _apply,
+            "converting a module swaps fake parameters, which weak references forbid; real ones keep their identity "
+            "and get new data, and so do these",
+        ),
+        Patch(FakeTensor, "record_stream", _recording(ledger), "streams of the simulated device are numbers of ours"),
+        Patch(
+            import_module("torch.optim.optimizer"),
+            "_foreach_supported_types",
+            [*import_module("torch.optim.optimizer")._foreach_supported_types, FakeTensor],
+            "optimizers take their multi-tensor path for CUDA parameters of known types; it allocates otherwise than "
+            "one tensor at a time",
+        ),
+        Patch(
+            torch.UntypedStorage,
+            "resize_",
+            _resizing(ledger),
+            "resizing a storage is no operation that a dispatch mode sees",
+        ),
+    ]
+
+
+def deepspeed_patches() -> list[Patch]:
+    """Patches of DeepSpeed; of names that this version has."""
+    wanted = (
+        (
+            ("stage3", "partition_parameters", "partitioned_param_coordinator"),
+            "assert_ints_same_as_other_ranks",
+            _agreed,
+            "compares lists over ranks; here are no other ranks, and no values to compare",
+        ),
+    )
+    found = []
+    for modules, name, value, why in wanted:
+        for module in modules:
+            owner = import_module(f"deepspeed.runtime.zero.{module}")
+            if name in vars(owner):
+                found.append(Patch(owner, name, value, why))
+    found.append(
+        Patch(
+            import_module("deepspeed.ops.op_builder.builder").OpBuilder,
+            "load",
+            _load,
+            "optimizers of DeepSpeed's own call compiled kernels, which need data and compilers; their states are made "
+            "in Python, and the kernels change them in place",
+        )
+    )
+    return found
+
+
+class InPlace:
+    """Compiled kernels of an optimizer: they change tensors in place and allocate nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+_IN_PLACE: Final = frozenset(("fused_adam", "cpu_adam", "fused_lion", "cpu_lion", "cpu_adagrad"))
+
+
+def _load(builder: Any, *_: object, **__: object) -> InPlace:
+    if builder.name in _IN_PLACE:
+        return InPlace()
+    raise ZeropeakError(f"the config needs DeepSpeed's compiled op {builder.name}, which a prediction cannot run")
+
+
+def _agreed(ints: object) -> None:
+    """All ranks agree."""
+
+
+def _with_cuda_keys(cls: type[Any], data: torch.Tensor, requires_grad: bool = False, **kwargs: Any) -> Any:
+    if kwargs.get("device_for_backend_keys") is not None:
+        kwargs["device_for_backend_keys"] = _KEYS
+    return torch._C.TensorBase._make_subclass(cls, data, requires_grad, **kwargs)
+
+
+_KEYS: Final = torch.device("cuda", 0)
+
+
+def _data() -> Any:
+    base: Any = torch._C.TensorBase.data
+
+    def set_data(tensor: FakeTensor, value: torch.Tensor) -> None:
+        base.__set__(tensor, value)
+        if isinstance(value, FakeTensor):
+            tensor._fake_device = value._fake_device
+
+    return property(lambda tensor: base.__get__(tensor), set_data)
+
+
+def _apply(module: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
+    if recurse:
+        for child in module.children():
+            child._apply(fn)  # type: ignore[no-untyped-call]
+    for param in module._parameters.values():
+        if param is not None:
+            with torch.no_grad():
+                param.data = fn(param)
+                if param.grad is not None:
+                    param.grad.data = fn(param.grad)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
+    return module
+
+
+def _recording(ledger: Ledger) -> Any:
+    def record_stream(tensor: FakeTensor, stream: SimulatedStream) -> None:
+        ledger.record_stream(tensor.untyped_storage(), stream.stream_id)
+
+    return record_stream
+
+
+def _resizing(ledger: Ledger) -> Any:
+    original = torch._C.StorageBase.resize_  # type: ignore[attr-defined]
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        result = original(storage, size)
+        ledger.resized(storage)
+        return result
+
+    return resize_
+
+
+def _name(owner: Any) -> str:
+    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else str(owner.__name__)

@@ -1,0 +1,109 @@
+"""Whether a run was measured or predicted, and what is said about a predicted one: everywhere, and about its GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from zeropeak.reports.story import read_story
+from zeropeak.reports.units import percent, size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from zeropeak.reports.findings import Finding
+    from zeropeak.reports.run import Run
+
+PREDICTED: Final = "Predicted: "
+"""Begins every title over figures that nobody measured."""
+
+_TURN: Final = {
+    "activations": "gradient checkpointing (--gradient-checkpointing), or a shorter --seq",
+    "replicated_parameters": "zero_optimization.stage 3, which partitions the parameters",
+    "full_gradients": "zero_optimization.stage 2 or 3, which partition the gradients",
+    "parameter_shards": "more ranks, or zero_optimization.offload_param.device cpu",
+    "optimizer_states": "zero_optimization.offload_optimizer.device cpu, or more ranks",
+    "fp32_masters": "zero_optimization.offload_optimizer.device cpu, or more ranks",
+    "gradient_shards": "more ranks",
+    "gradient_buckets": "zero_optimization.reduce_bucket_size",
+    "gather_buffers": "zero_optimization.stage3_prefetch_bucket_size",
+    "kept_for_reuse": "zero_optimization.stage3_max_reuse_distance",
+    "prefetched_ahead": "zero_optimization.stage3_prefetch_bucket_size",
+    "persistent_parameters": "zero_optimization.stage3_param_persistence_threshold",
+    "released_but_alive": "zero_optimization.memory_efficient_linear true",
+    "workspace": "a shorter --seq or a smaller --micro-batch",
+}
+"""What makes each category smaller, for a run that does not fit."""
+
+
+def simulated(run: Run) -> bool:
+    """Whether the run's figures are predicted."""
+    return run.manifest.get("basis") == "simulated"
+
+
+def what_it_is(run: Run) -> str:
+    """What a prediction is, in two sentences."""
+    world = run.manifest.get("world_size")
+    return (
+        f"Nothing here was measured: rank 0 of {world} ran on tensors without data, and every figure is predicted. "
+        "Its time is the order of what happened, counted in ticks, not seconds."
+    )
+
+
+def limits(run: Run) -> list[str]:
+    """What a prediction assumes and leaves out, a sentence each."""
+    about: dict[str, Any] = run.manifest.get("simulation") or {}
+    said = [str(text) for text in about.get("assumptions") or []]
+    left_out = [one for one in about.get("constants") or [] if isinstance(one, dict) and one.get("size_bytes") is None]
+    counted = [one for one in about.get("constants") or [] if isinstance(one, dict) and one.get("size_bytes")]
+    if counted:
+        parts = "; ".join(f"{one.get('name')} {size(one['size_bytes'])} ({one.get('measured')})" for one in counted)
+        said.append(f"Counted as workspace by measured constants: {parts}.")
+    if left_out:
+        said.append(f"Not counted, since not measured: {', '.join(str(one.get('name')) for one in left_out)}.")
+    return said
+
+
+def fits(run: Run, worst: int, findings: Iterable[Finding]) -> str | None:
+    """Whether the predicted peak fits the GPU that the user named, by how much, and what to turn first."""
+    memory = run.manifest.get("gpu_memory_bytes")
+    story = read_story(run, worst)
+    if not isinstance(memory, int) or story.peak is None:
+        return None
+    peak = story.peak.highest_bytes
+    marks = [mark["reserved_bytes"] for mark in story.marks if mark["reserved_bytes"] is not None]
+    reserved = max([*marks, story.peak.reserved_bytes or 0], default=0)
+    what = f"{size(peak)} allocated" + (f", {size(reserved)} reserved," if reserved else "")
+    rest = "the CUDA context and NCCL" if reserved else "the allocator's cache, the CUDA context and NCCL"
+    if reserved and peak <= memory < reserved:
+        return (
+            f"May fit {size(memory)}: the predicted peak is {size(peak)} allocated, but the allocator would reserve "
+            f"{size(reserved)} where it can: here it has to free its cache and retry, and fragments may leave no "
+            f"room. Turn first: {_first_turn(run, worst, findings)}"
+        )
+    left = memory - max(peak, reserved or 0)
+    if left >= 0:
+        return (
+            f"Fits {size(memory)}: the predicted peak of {what} leaves {size(left)} ({percent(left, memory)}) for "
+            f"{rest}, which are not predicted. To use less: {_first_turn(run, worst, findings)}"
+        )
+    return (
+        f"Does not fit {size(memory)}: the predicted peak of {what} is {size(-left)} too much, before {rest}. "
+        f"Turn first: {_first_turn(run, worst, findings)}"
+    )
+
+
+def _first_turn(run: Run, worst: int, findings: Iterable[Finding]) -> str:
+    """What makes the largest part smaller, or a finding's knob that saves more or makes the run fit."""
+    turns: list[tuple[bool, int, str]] = []
+    memory = int(run.manifest["gpu_memory_bytes"])
+    for finding in findings:
+        for point in finding.expected:
+            if finding.knob and point.at == "peak" and finding.rank == worst:
+                value = "" if finding.value is None else f" {str(finding.value).lower()}"
+                text = f"{finding.knob}{value}: expect a peak of {size(point.then_bytes)}."
+                turns.append((point.then_bytes <= memory, point.now_bytes - point.then_bytes, text))
+    for part in read_story(run, worst).composition:
+        if part.category in _TURN:
+            what = f"{size(part.size_bytes)} {part.category.replace('_', ' ')} at the peak"
+            turns.append((False, part.size_bytes, f"{_TURN[part.category]} ({what})."))
+    return max(turns, default=(False, 0, "not known."))[2]

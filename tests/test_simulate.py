@@ -1,0 +1,132 @@
+"""Predictions of a tiny model, each in a process of its own as in real use."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from zeropeak.reports import open_run
+
+if TYPE_CHECKING:
+    from zeropeak.reports.run import Run
+
+ROOT = Path(__file__).parents[1]
+ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join(str(ROOT / stage) for stage in ("profile", "parse", "reports"))}
+
+
+def predict(folder: Path, *words: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "zeropeak.cli", "predict", *words, "--out", str(folder)]
+    answer = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=False)
+    return answer.returncode, answer.stdout + answer.stderr
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("predict") / "run"
+    code, said = predict(folder, "stage3", "--model", "tiny", "--seq", "64", "--gpu-memory", "1GiB")
+    assert code == 0, said
+    return folder, said
+
+
+@pytest.fixture(scope="module")
+def run(predicted: tuple[Path, str]) -> Run:
+    return open_run(predicted[0])
+
+
+def test_the_answer_says_that_it_is_predicted_and_whether_it_fits(predicted: tuple[Path, str]) -> None:
+    folder, said = predicted
+    assert "Predicted: Rank 0 peaks at" in said
+    assert "Fits 1.00 GiB" in said
+    assert "not seconds" in said
+    findings = json.loads((folder / "report" / "findings.json").read_text())
+    assert (findings["basis"], findings["findings"][0]["verdict"]) == ("simulated", "predicted")
+    assert json.loads((folder / "run.json").read_text())["basis"] == "simulated"
+
+
+def test_released_weights_that_autograd_keeps_are_seen_with_their_holders(run: Run) -> None:
+    marks = run.marks.set_index(["step", "mark"])
+    assert marks.loc[(0, "forward"), "released_alive_count"] == 33
+    assert marks.loc[(0, "backward"), "released_alive_count"] == 0
+    assert set(run.retained.query("step == 0").holder) == {"AddmmBackward0._saved_mat2", "MmBackward0._saved_mat2"}
+
+
+def test_prefetch_starts_after_the_first_step_and_states_appear_in_it(run: Run) -> None:
+    kinds = run.zero_events.groupby("step").kind.agg(set)
+    assert "prefetch" not in kinds[0]
+    assert "prefetch" in kinds[1]
+    parts = run.mark_composition.query("category == 'optimizer_states'").set_index(["step", "mark"]).size_bytes
+    trainable = run.params[run.params.trainable].numel.sum() // 4
+    assert parts[(0, "step")] == pytest.approx(8 * trainable, abs=2048)
+    assert (0, "backward") not in parts.index
+
+
+def test_every_byte_of_the_curve_is_a_block(run: Run) -> None:
+    assert set(run.ranks.memory_source) == {"simulated"}
+    sums = run.peak_composition.groupby(["scope", "step", "phase"], dropna=False).size_bytes.sum()
+    peaks = run.peaks.set_index(["scope", "step", "phase"]).allocated_bytes
+    assert sums.sort_index().to_list() == peaks.sort_index().to_list()
+    unattributed = run.peak_composition.query("category == 'unattributed' and scope == 'run'").size_bytes.item()
+    assert abs(unattributed) < 0.01 * run.peaks.query("scope == 'run'").allocated_bytes.item()
+    counted = run.marks.max_allocated_bytes.max()
+    assert counted == run.peaks.query("scope == 'run'").allocated_bytes.item()
+
+
+def test_libraries_workspaces_have_names(run: Run) -> None:
+    named = run.memory_blocks.query("category == 'workspace'")
+    assert set(named.owner) == {
+        "cuBLAS workspace, forward thread", "cuBLAS workspace, backward thread", "cuBLASLt workspace",
+    }  # fmt: skip
+
+
+PATCHES_UNDONE = """
+import sys
+from pathlib import Path
+import importlib
+import torch
+import deepspeed
+from torch._subclasses.fake_tensor import FakeTensor
+from zeropeak.profile.labels import Status
+from zeropeak.profile.simulate.device import register
+from zeropeak.profile.simulate.simulation import Simulation
+register()  # the device itself cannot be taken back
+owners = [torch.Tensor, FakeTensor, torch.nn.Module, torch.UntypedStorage,
+          importlib.import_module('torch.optim.optimizer'),
+          deepspeed.runtime.zero.partition_parameters, deepspeed.runtime.zero.partitioned_param_coordinator,
+          deepspeed.ops.op_builder.builder.OpBuilder]
+before = [dict(vars(owner)) for owner in owners]
+accelerator = deepspeed.accelerator.get_accelerator()
+simulation = Simulation(Path(sys.argv[1]), world_size=2, total_bytes=None)
+with simulation:
+    changed = sum(dict(vars(owner)) != was for owner, was in zip(owners, before))
+    half = torch.zeros(2, 8, device=simulation.device, dtype=torch.float16)
+    assert torch.softmax(half, -1, dtype=torch.float32).dtype is torch.float32
+simulation.close(Status.COMPLETE, None)
+assert changed == len(owners), changed
+assert [dict(vars(owner)) for owner in owners] == before
+assert deepspeed.accelerator.get_accelerator() is accelerator
+assert not torch.distributed.is_initialized()
+assert torch.zeros(3).tolist() == [0, 0, 0] and torch.softmax(torch.zeros(2), 0).tolist() == [0.5, 0.5]
+print("undone")
+"""
+
+
+def test_no_patch_of_torch_or_deepspeed_stays_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PATCHES_UNDONE, str(tmp_path)]
+    answer = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=False)
+    assert answer.stdout.endswith("undone\n"), answer.stderr
+
+
+def test_a_config_that_deepspeed_rejects_is_said_in_its_words(tmp_path: Path) -> None:
+    config = tmp_path / "wrong.json"
+    config.write_text(
+        '{"zero_optimization": {"stage": 3, "stage3_max_live_parameters": -1}, "bf16": {"enabled": true}}'
+    )
+    code, said = predict(tmp_path / "run", str(config), "--model", "tiny", "--seq", "16", "--steps", "1")
+    assert code == 1
+    assert "max_live_parameters" in said
