@@ -70,13 +70,18 @@ def sort(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """
     if not names or not rows.num_rows:
         return rows
-    # In one piece either way: where a column's pieces end decides where parquet's pages do.
-    whole = rows.combine_chunks()
-    return whole if _in_order(whole, names) else rows.sort_by([(name, "ascending") for name in names])
+    if _in_order(rows.select(names).combine_chunks(), names):
+        return rows.combine_chunks()  # where a column's pieces end decides where parquet's pages do
+    return rows.sort_by([(name, "ascending") for name in names])
 
 
 def _in_order(rows: pa.Table, names: Sequence[str]) -> bool:
-    """Whether a stable sort would leave the rows as they are; False also where a column is not int64."""
+    """Whether a stable sort would leave the rows as they are; False also where a column is not int64.
+
+    Args:
+        rows: at least one, each column in one piece.
+        names: columns to sort by.
+    """
     if any(rows.schema.field(name).type != pa.int64() for name in names):
         return False
     # Where a row belongs before the one ahead of it, by the columns from the last to the first.
