@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = os.pathsep.join(str(ROOT / stage) for stage in ("profile", "parse", "reports"))
 SAMPLE_SECONDS = 0.01
 LONG_SECONDS = 20
-"""A job that takes longer is run once: where it is a peer's, it is far behind anyway."""
+"""A job that takes more CPU time is run once: where it is a peer's, it is far behind anyway."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Job:
             if process.returncode:
                 raise SystemExit(f"{self.tool} failed on {self.task} ({process.returncode}):\n{output[-3000:]}")
         if memory:
-            self.once = wall > LONG_SECONDS
+            self.once = used > LONG_SECONDS
         if not memory or self.once:
             self.runs.append(Run(wall, used, max(0.0, busy - used) / wall))
             for output in outputs:

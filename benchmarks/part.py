@@ -116,8 +116,8 @@ def about(jobs: Sequence[Job], repeats: int, packages: Sequence[str], peers: Seq
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({model}), {memory_gb():.0f} GB; Python "
         f"{platform.python_version()}, {', '.join(version(sys.executable, name) for name in packages)}; beside "
         f"{', '.join(peers) or 'nothing'}. Medians of {repeats} runs, taken in turns; what takes over {LONG_SECONDS} s "
-        f"was run once. During a run other processes of the machine used {others[len(others) // 2]:.2f} CPUs in the "
-        f"median and {others[-1]:.2f} at most."
+        f"of CPU was run once. During a run other processes of the machine used {others[len(others) // 2]:.2f} CPUs "
+        f"in the median and {others[-1]:.2f} at most."
     )
 
 

@@ -27,6 +27,7 @@ PEERS = {
     "mosaic": ["click>=8.3", "omegaconf>=2.3", "pandas>=2.3.3", "tabulate>=0.9", "altair>=5.5"],
 }
 PICKLE = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
+OURS = ("zeropeak", "`zeropeak parse`", "`pickle.load`")
 ON_DISK = "tables as parquet on disk, and peak"
 PEAK = "peak"
 
@@ -126,7 +127,7 @@ def measure(options: Namespace, work: Path) -> Part:
     ours = found[0]
     lines = [*head("wall / ours on disk", "CPU / ours on disk")]
     lines += [row(job, f"{job.wall / ours.wall:.1f}x", f"{job.cpu / ours.cpu:.1f}x") for job in found]
-    peers = list(dict.fromkeys(job.tool for job in found if job.tool not in ("zeropeak", "`pickle.load`")))
+    peers = list(dict.fromkeys(job.tool for job in found if job.tool not in OURS))
     notes = [] if options.mosaic else ["mosaic was left out: its source tree was not given (`--mosaic`)."]
     return Part(
         "Memory snapshots",

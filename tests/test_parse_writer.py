@@ -86,6 +86,20 @@ def test_a_file_is_the_same_in_bytes_whether_its_rows_came_in_order(tmp_path: Pa
     assert sizes[0] == sizes[1]
 
 
+def test_times_and_counters_are_stored_by_their_differences_and_read_back_exactly(tmp_path: Path) -> None:
+    born = [-(2**63), 2**63 - 1, None, 0, 1_796_056_701_106_906_000]
+    with TableWriter(tmp_path / "tables") as writer:
+        writer.write("memory_blocks", pa.table({"block_id": range(5), "born_ns": born, "size_bytes": [9] * 5}), 0)
+    path = tmp_path / "tables" / "memory_blocks" / "rank-0.parquet"
+    group = pq.read_metadata(path).row_group(0)
+    columns = [group.column(place) for place in range(group.num_columns)]
+    stored = {column.path_in_schema for column in columns if "DELTA_BINARY_PACKED" in column.encodings}
+    assert stored == {"block_id", "born_ns", "free_requested_ns", "freed_ns", "released_ns"}
+    rows = pq.read_table(path)
+    assert rows["born_ns"].to_pylist() == [-(2**63), 0, 1_796_056_701_106_906_000, 2**63 - 1, None]
+    assert rows["block_id"].to_pylist() == [0, 3, 4, 1, 2]
+
+
 def test_a_long_table_is_streamed_in_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITING_BYTES", 200)
     with TableWriter(tmp_path / "tables") as writer:

