@@ -1,41 +1,41 @@
-"""Predicted against measured: records measured runs as cases, and writes docs/accuracy.md.
+"""Predicted against measured: predicts every case that was measured, and writes docs/accuracy.md.
 
-    python benchmarks/accuracy.py record RUN tests/data/measured/NAME.json    # RUN: a run directory from a GPU
-    python benchmarks/accuracy.py write                                       # predicts every case, some minutes
+    python benchmarks/accuracy.py            # all of tests/data/measured, half a minute each on two cores
 
-A case is one JSON object, and everything in it is measured:
-
-    schema      1
-    options     words of the verb: the config, then options, as ``zeropeak predict`` takes them
-    world       {"world_size", "fake"}: ranks of the job, and whether rank 0 ran alone on a fake process group
-    gpu         model of the GPU
-    versions    of torch, deepspeed, transformers, ...
-    marks       rows of the table ``marks`` of rank 0: step, micro_step, mark, allocated_bytes, max_allocated_bytes,
-                reserved_bytes (null where nothing was reserved)
-
-A config that does not ship with zeropeak lies beside the case and is named by its path from the repository's root.
+The cases and their format are those of ``benchmarks/accuracy_cases.py``, which measures them on a GPU. A case that was
+measured elsewhere needs its record in that folder and its options in ``CASES``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from zeropeak.reports import open_run
+import pyarrow as pa
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from accuracy_cases import options_of
+
+from zeropeak.profile import manifest
+from zeropeak.profile.planning import make_plan
 
 ROOT: Final = Path(__file__).parents[1]
-CASES: Final = ROOT / "tests" / "data" / "measured"
+MEASURED: Final = ROOT / "tests" / "data" / "measured"
 PAGE: Final = ROOT / "docs" / "accuracy.md"
 KEY: Final = ("step", "micro_step", "mark")
-VALUES: Final = ("allocated_bytes", "max_allocated_bytes", "reserved_bytes")
-_WITH_VALUE: Final = ("--out", "--disk-cap")
-_ALONE: Final = ("--fake", "--force")
+BOUNDS: Final = {"allocated_bytes": 0.01, "max_allocated_bytes": 0.01, "reserved_bytes": 0.03}
+"""Largest relative error that a prediction may have."""
+
+MISSES: Final[dict[str, str]] = {}
+"""Why a case is outside the bounds, where one is."""
 
 
 @dataclass(frozen=True)
@@ -54,40 +54,29 @@ class Compared:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-def record(run_dir: Path) -> dict[str, Any]:
-    """A measured run as a case."""
-    run = open_run(run_dir)
-    facts = run.rank_facts(0)
-    if run.manifest.get("basis") != "measured":
-        raise SystemExit(f"{run_dir}: not measured")
-    marks = run.arrow("marks", 0).select([*KEY, *VALUES]).to_pylist()
-    return {
-        "schema": 1,
-        "options": options(run.manifest["command"]),
-        "world": {"world_size": run.manifest["world_size"], "fake": run.manifest["fake_world"]},
-        "gpu": facts.get("device_name"),
-        "versions": facts.get("versions") or run.manifest["versions"],
-        "marks": marks,
-    }
+def predict(case: str, scratch: Path) -> list[dict[str, Any]]:
+    """Rows of ``marks`` of a case's prediction.
 
-
-def options(command: list[str]) -> list[str]:
-    """Words of a command for ``predict``: without program, verb, and what a prediction has no choice of."""
-    words = iter(command[2:])
-    kept = []
-    for word in words:
-        if word in _WITH_VALUE:
-            next(words)
-        elif word not in _ALONE:
-            kept.append(word)
-    return kept
-
-
-def predict(words: list[str], folder: Path) -> list[dict[str, Any]]:
-    """Rows of ``marks`` of a prediction."""
-    command = [sys.executable, "-m", "zeropeak.cli", "predict", *words, "--out", str(folder / "run")]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    rows: list[dict[str, Any]] = open_run(folder / "run").arrow("marks", 0).select([*KEY, *VALUES]).to_pylist()
+    Raises:
+        RuntimeError: the prediction failed; holds its last lines.
+    """
+    run = scratch / case
+    (run / "raw").mkdir(parents=True)
+    plan = make_plan(options_of(case, scratch), "predict", [], simulated=True)
+    plan.save(run / "raw" / "plan.json")
+    manifest.write(run, manifest.new(case, time.time_ns(), ["accuracy"], plan, {}))
+    sources = os.pathsep.join(str(ROOT / stage) for stage in ("profile", "parse", "reports"))
+    done = subprocess.run(
+        [sys.executable, "-m", "zeropeak.profile.simulate", str(run)],
+        env={**os.environ, "PYTHONPATH": sources},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{case}: {done.stderr[-2000:]}")
+    with pa.OSFile(str(run / "raw" / "rank-0" / "marks.arrows")) as file:
+        rows: list[dict[str, Any]] = pa.ipc.open_stream(file).read_all().to_pylist()
     return rows
 
 
@@ -98,9 +87,14 @@ def compare(measured: list[dict[str, Any]], predicted: list[dict[str, Any]]) -> 
         Compared(row["step"], row["mark"], value, row[value], other[key][value])
         for row in measured
         if (key := tuple(row[key] for key in KEY)) in other
-        for value in VALUES
+        for value in BOUNDS
         if row[value] and other[key][value]
     ]
+
+
+def worst(rows: list[Compared], *values: str) -> float:
+    """Largest error, as a share, of some values."""
+    return max((abs(row.error) for row in rows if row.value in values), default=0.0)
 
 
 def page(cases: dict[str, tuple[dict[str, Any], list[Compared]]]) -> str:
@@ -108,31 +102,42 @@ def page(cases: dict[str, tuple[dict[str, Any], list[Compared]]]) -> str:
     text = [
         "# Predicted against measured",
         "",
-        "Written by `python benchmarks/accuracy.py write` from the cases in `tests/data/measured`. Measured: the "
-        "allocator's counters of rank 0. max: highest allocated since the mark before. Errors are of the prediction.",
+        "Written by `python benchmarks/accuracy.py`. Measured: the allocator's counters of rank 0 on an H200, at the "
+        "end of init and of each step's forward, backward and step (`tests/data/measured`, made by "
+        "`benchmarks/accuracy_cases.py`). Predicted: `zeropeak predict` with the same options, no GPU. Errors are of "
+        "the prediction, the largest over all marks of a case; `max` is the highest since the mark before.",
         "",
+        "| case | options | peak measured | predicted | allocated | max | reserved | why |",
+        "|---|---|---:|---:|---:|---:|---:|---|",
     ]
     for name, (case, rows) in sorted(cases.items()):
-        worst = max((abs(row.error) for row in rows), default=0.0)
-        ran = "rank 0 on a fake process group" if case["world"]["fake"] else "all ranks"
+        peak = max((row for row in rows if row.value == "max_allocated_bytes"), key=lambda row: row.measured_bytes)
+        errors = [f"{100 * worst(rows, value):.2f} %" for value in BOUNDS]
+        text.append(
+            f"| {name} | {_options(case['options'])} | {_gib(peak.measured_bytes)} | {_gib(peak.predicted_bytes)} | "
+            f"{' | '.join(errors)} | {MISSES.get(name, '')} |"
+        )
+    for name, (case, rows) in sorted(cases.items()):
         versions = ", ".join(f"{key} {case['versions'].get(key)}" for key in ("torch", "deepspeed", "transformers"))
-        text += [
-            f"## {name}",
-            "",
-            f"`zeropeak predict {' '.join(case['options'])}`; measured on {case['gpu']} with {versions}, {ran}. "
-            f"Largest error {100 * worst:.2f} %.",
-            "",
-            "| step | mark | what | measured | predicted | error |",
-            "|---:|---|---|---:|---:|---:|",
-        ]
+        text += ["", f"## {name}", "", f"{case['device']}, {versions}, rank 0 of {case['world_size']}.", ""]
+        text += ["| step | mark | what | measured | predicted | error |", "|---:|---|---|---:|---:|---:|"]
         for row in rows:
             what = row.value.removesuffix("_bytes").replace("_", " ")
             text.append(
                 f"| {row.step} | {row.mark} | {what} | {_gib(row.measured_bytes)} | {_gib(row.predicted_bytes)} | "
                 f"{100 * row.error:+.2f} % |"
             )
-        text.append("")
-    return "\n".join(text)
+    return "\n".join(text) + "\n"
+
+
+def _options(options: dict[str, Any]) -> str:
+    words = [str(options["config"])]
+    for name, value in options.items():
+        if name == "settings":
+            words += [f"--set {setting}" for setting in value]
+        elif name != "config":
+            words.append(f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}"))
+    return f"`{' '.join(words)}`"
 
 
 def _gib(size_bytes: int) -> str:
@@ -140,22 +145,14 @@ def _gib(size_bytes: int) -> str:
 
 
 def main() -> None:
-    """Run a command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    recorder = verbs.add_parser("record")
-    recorder.add_argument("run", type=Path)
-    recorder.add_argument("case", type=Path)
-    verbs.add_parser("write")
-    args = parser.parse_args()
-    if args.verb == "record":
-        args.case.write_text(json.dumps(record(args.run), indent=1) + "\n")
-        return
+    """Predict every case and write the page."""
     cases = {}
-    for path in sorted(CASES.glob("*.json")):
+    for path in sorted(MEASURED.glob("*.json")):
         case = json.loads(path.read_text())
         with tempfile.TemporaryDirectory() as folder:
-            cases[path.stem] = (case, compare(case["marks"], predict(case["options"], Path(folder))))
+            rows = compare(case["marks"], predict(path.stem, Path(folder)))
+        cases[path.stem] = (case, rows)
+        print(path.stem, *(f"{value} {100 * worst(rows, value):.2f} %" for value in BOUNDS), flush=True)
     PAGE.write_text(page(cases))
 
 
