@@ -79,9 +79,8 @@ def test_a_guess_and_a_trifle_are_named_as_such() -> None:
     ]
 
 
-def test_what_cannot_occur_is_for_the_page_only() -> None:
-    [none, beside] = verdict_paragraphs(grouped([found("a", "not_applicable")], 1, 0))
-    assert (none.strong, beside.strong, beside.text) == (True, False, "a: cannot occur in this run.")
+def test_what_cannot_occur_is_for_the_page_on_findings_only() -> None:
+    assert said(found("a", "not_applicable")) == ["Verdict: None of 1 finding is confirmed."]
 
 
 def test_every_finding_gives_one_a_rank_and_json_also_of_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from zeropeak.reports.verdicts import Group
 
 _MOST_MODULES: Final = 8
+_LITTLE_IN: Final = 2.0
+"""Of page 1 on its second page, above which the findings begin on one of their own."""
 _REST: Final = (
     (Verdict.UNKNOWN, "Not known"),
     (Verdict.RULED_OUT, "Ruled out"),
@@ -22,10 +24,10 @@ _REST: Final = (
 
 
 def finding_pages(pages: Pages, groups: Sequence[Group]) -> None:
-    """Pages with all findings, on a page of their own; nothing without findings."""
+    """Pages with all findings, after what little page 1 left for a second one; nothing without findings."""
     if not groups:
         return
-    pages.page()
+    pages.page_unless_fresh(_LITTLE_IN)
     pages.heading("Findings")
     for group in groups:
         if group.sure or group.lead.verdict is Verdict.SUSPECTED:

@@ -83,6 +83,11 @@ class Pages:
             return self.page()
         return self._panel
 
+    def page_unless_fresh(self, used_in: float) -> None:
+        """Begin a page unless at most so much is used of the open one."""
+        if self._panel is None or self._panel.height - self._left_in > used_in:
+            self.page()
+
     def space(self, height_in: float) -> None:
         """Leave some room."""
         self._left_in -= height_in

@@ -105,7 +105,10 @@ def grouped(findings: Iterable[Finding], total: int, worst: int | None) -> list[
 
 
 def verdict_paragraphs(groups: Sequence[Group]) -> list[Paragraph]:
-    """Page 1's paragraphs on the findings; the strong ones are also a terminal's."""
+    """Page 1's paragraphs on the findings; the strong ones are also a terminal's.
+
+    What cannot occur in this run is on the page on findings only.
+    """
     told = [group for group in groups if group.sure and not group.small]
     paragraphs = _first(told[0]) if told else _none(groups)
     paragraphs += [_also(group) for group in told[1:MOST_SHOWN]]
@@ -116,8 +119,7 @@ def verdict_paragraphs(groups: Sequence[Group]) -> list[Paragraph]:
     paragraphs += _small([group for group in groups if group.small])
     seen = {group.lead.id for group in [*told, *suspected]}
     paragraphs += _ruled_out([g for g in groups if g.lead.verdict is Verdict.RULED_OUT and g.lead.id not in seen])
-    paragraphs += _unknown([group for group in groups if group.lead.verdict is Verdict.UNKNOWN])
-    return paragraphs + _beside([g for g in groups if g.lead.verdict is Verdict.NOT_APPLICABLE])
+    return paragraphs + _unknown([group for group in groups if group.lead.verdict is Verdict.UNKNOWN])
 
 
 def first_sentence(text: str) -> str:
@@ -204,13 +206,6 @@ def _unknown(groups: Sequence[Group]) -> list[Paragraph]:
         more = [f"And {count(hidden, 'more reason')}: see the page on findings."] if hidden > 0 else []
         parts += [*told[:MOST_SHOWN], *more, *([way] if way else [])]
     return [Paragraph("Unknown", " ".join(parts), strong=True)] if parts else []
-
-
-def _beside(groups: Sequence[Group]) -> list[Paragraph]:
-    if not groups:
-        return []
-    named = ", ".join(f"{group.lead.id}{_some(group)}" for group in _by_id(groups))
-    return [Paragraph("Not here", f"{named}: cannot occur in this run.")]
 
 
 def _by_id(groups: Sequence[Group]) -> list[Group]:

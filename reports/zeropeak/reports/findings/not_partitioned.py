@@ -140,9 +140,9 @@ def _persistent(run: Run, blank: Finding, sums: Parameters) -> Finding:
         value=sums.largest_vector,
         headline=f"{_share(sums.persistent, sums)} of the parameters lie below {key.split('.')[1]}{of} and stay "
         "gathered at all times: nothing is partitioned in use.",
-        advice=f"Set {key} to {sums.largest_vector:,} (the largest vector: norms and biases stay gathered) to see what "
-        f"partitioning does: up to {size(sums.persistent - sums.shard)} less. For figures of a larger model, scale the "
-        "knobs with the model.",
+        advice=f"Set {key} to {sums.largest_vector} (elements of the largest vector: norms and biases stay gathered) "
+        f"to see what partitioning does: up to {size(sums.persistent - sums.shard)} less. For figures of a larger "
+        "model, scale the knobs with the model.",
         evidence=[_param_evidence(blank.rank, sums)],
         allocated_bytes=_peak_bytes(run, blank.rank),
     )

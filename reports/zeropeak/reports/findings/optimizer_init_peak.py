@@ -183,8 +183,8 @@ def _of_optimizer(run: Run, found: Finding, other: ScopePeak, parts: Mapping[str
             f"{size(then)})"
         )
     advice = (
-        f"Set {KNOB} to {groups.value:,}: {saved}, since the step then holds the temporaries of {groups.then:,} "
-        f"instead of {groups.now:,} of this rank's elements at a time."
+        f"Set {KNOB} to {groups.value} (elements): {saved}, since the step then holds the temporaries of "
+        f"{groups.then:,} instead of {groups.now:,} of this rank's elements at a time."
     )
     return replace(found, knob=KNOB, value=groups.value, expected=expected, advice=advice)
 
