@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from zeropeak.profile.recorder import OpenEvent
 
 _ENGINE: Final = ("deepspeed.runtime.engine", "DeepSpeedEngine")
+_POLL_S: Final = 0.01
+_POLLS: Final = 10
 _SAVES: Final = ("save_checkpoint", "save_16bit_model")
 
 
@@ -223,6 +225,8 @@ class Session:
 
     def _mark(self, mark: str, outputs: object = None) -> None:
         counters = self.recorder.counters
+        if counters.device == "cpu":
+            self._let_go()
         position = self.recorder.position
         if self.observers.index is not None:
             # Before the counters are read: what is registered at a mark is known at it. Under a name of its own: an
@@ -271,6 +275,19 @@ class Session:
             )
         self.log.flush()
         self._write_info()
+
+    def _let_go(self) -> None:
+        """Wait while communication threads (gloo's) drop their last references: at once, a mark counts what goes anyway.
+
+        Only on CPU, where the time of a step means nothing.
+        """
+        before = None
+        for _ in range(_POLLS):
+            alive = len(self.storages.released_alive())
+            if alive in {0, before}:
+                return
+            before = alive
+            time.sleep(_POLL_S)
 
     def _holders(self, outputs: object, alive: list[Any], now: int) -> dict[int, Holder]:
         """Holders by storage id; writes down all that autograd saved, since the graph is walked anyway."""
