@@ -277,7 +277,7 @@ class Session:
         self._write_info()
 
     def _let_go(self) -> None:
-        """Wait while communication threads (gloo's) drop their last references: at once, a mark counts what goes anyway.
+        """Wait while gloo's threads drop their last references: at once, a mark would count what goes anyway.
 
         Only on CPU, where the time of a step means nothing.
         """
