@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from zeropeak.parse.around_events import with_allocated
 from zeropeak.parse.collectives import join, of_log
 from zeropeak.parse.composition import Composition
 from zeropeak.parse.conservation import check
@@ -32,15 +33,15 @@ SLACK_NS: Final = 1_000_000
 """Upper bound on how far a storage's registration may seem to precede its block's birth."""
 
 FROM_LOG: Final = (
-    "zero_events",
     "zero_event_params",
     "phases",
-    "module_ranges",
     "modules",
     "params",
     "retained",
     "memory_samples",
 )
+AROUND: Final = ("zero_events", "module_ranges")
+"""Tables of the log that get what was allocated around their rows."""
 
 
 @dataclass
@@ -128,6 +129,8 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
         partial, curve_file = trace.source.partial, trace.file
     if memory is None:
         memory = from_counters(_samples(log, "allocated_bytes"), log["memory_blocks"], timeline, device, _window(log))
+    for name in () if given.log_written else AROUND:
+        writer.write(name, with_allocated(log[name], memory.curve), rank)
     writer.write("memory_events", memory.events, rank)
     writer.write("memory_blocks", memory.blocks, rank)
     writer.write("memory_blocks", memory.other_blocks, rank)
