@@ -78,6 +78,14 @@ class Status(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
 
 
+class Basis(StrEnum):
+    """``basis`` in ``run.json``: what a run's figures rest on."""
+
+    MEASURED = "measured"
+    SIMULATED = "simulated"
+    TEXT = "text"
+
+
 class Stored(StrEnum):
     """What a registered storage holds (column ``category`` of the ``storages`` stream)."""
 
@@ -99,9 +107,6 @@ class Stored(StrEnum):
 
 STREAMS: Final = ("events", "event_params", "params", "modules", "marks", "retained", "storages", "saved")
 """Arrow IPC streams of one rank, at ``raw/rank-<r>/<stream>.arrows``."""
-
-POINT_KINDS: Final = frozenset({Kind.FREE})
-"""Kinds that are a single row and an NVTX mark instead of a range."""
 
 
 _KINDS: Final = frozenset(kind.value for kind in Kind)

@@ -78,7 +78,7 @@ def _plan(before: Run) -> Plan:
     from zeropeak.profile.reuse import read_plan
 
     plan = read_plan(before.path)
-    if plan is not None and before.manifest.get("basis", "measured") == "measured":
+    if plan is not None and before.basis == "measured":
         return plan
     why = "was simulated, so there is no measurement to compare with" if plan is not None else (
         "no raw/plan.json (zeropeak did not capture it, or its raw files are not here), so it cannot be run again"

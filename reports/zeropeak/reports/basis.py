@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from zeropeak.profile.labels import Basis
 from zeropeak.reports.story import read_story
 from zeropeak.reports.units import percent, size
 
@@ -30,14 +31,13 @@ _TURN: Final = {
     "prefetched_ahead": "zero_optimization.stage3_prefetch_bucket_size",
     "persistent_parameters": "zero_optimization.stage3_param_persistence_threshold",
     "released_but_alive": "zero_optimization.memory_efficient_linear true",
-    "workspace": "a shorter --seq or a smaller --micro-batch",
 }
 """What makes each category smaller, for a run that does not fit."""
 
 
 def simulated(run: Run) -> bool:
     """Whether the run's figures are predicted."""
-    return run.manifest.get("basis") == "simulated"
+    return run.basis is Basis.SIMULATED
 
 
 def what_it_is(run: Run) -> str:
@@ -93,7 +93,7 @@ def fits(run: Run, worst: int, findings: Iterable[Finding]) -> str | None:
 
 
 def _first_turn(run: Run, worst: int, findings: Iterable[Finding]) -> str:
-    """What makes the largest part smaller, or a finding's knob that saves more or makes the run fit."""
+    """The finding's knob that makes the run fit, else the one that saves most; without any, the largest part's."""
     turns: list[tuple[bool, int, str]] = []
     memory = int(run.manifest["gpu_memory_bytes"])
     for finding in findings:
@@ -102,6 +102,8 @@ def _first_turn(run: Run, worst: int, findings: Iterable[Finding]) -> str:
                 value = "" if finding.value is None else f" {str(finding.value).lower()}"
                 text = f"{finding.knob}{value}: expect a peak of {size(point.then_bytes)}."
                 turns.append((point.then_bytes <= memory, point.now_bytes - point.then_bytes, text))
+    if turns:
+        return max(turns)[2]
     for part in read_story(run, worst).composition:
         if part.category in _TURN:
             what = f"{size(part.size_bytes)} {part.category.replace('_', ' ')} at the peak"

@@ -61,8 +61,7 @@ def write(path: Path, run: Run, answer: Answer, findings: Sequence[Finding], dra
 def _footer(run: Run) -> str:
     manifest = run.manifest
     version = (manifest.get("versions") or {}).get("zeropeak")
-    basis = manifest.get("basis", "measured")
-    return f"zeropeak{f' {version}' if version else ''}, run {run.name}, {basis}"
+    return f"zeropeak{f' {version}' if version else ''}, run {run.name}, {run.basis}"
 
 
 def _first_page(pages: Pages, run: Run, answer: Answer, findings: Sequence[Finding]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.compute as pc
 
 from zeropeak.profile.errors import UsageError
+from zeropeak.profile.labels import Basis
 from zeropeak.reports.columns import NEVER, ints
 from zeropeak.reports.given import of_files
 from zeropeak.reports.units import TICK_NS
@@ -53,7 +54,7 @@ def run_moment_ns(run: Run, at_s: float) -> int:
     """
     last = ints(run.arrow("ranks", columns=["last_ns"]), "last_ns")
     start_ns, origin_ns = _run_start_ns(run), run_origin_ns(run)
-    unit, name, decimals = (TICK_NS, "ticks", 0) if run.manifest.get("basis") == "simulated" else (1e9, "s", 3)
+    unit, name, decimals = (TICK_NS, "ticks", 0) if run.basis is Basis.SIMULATED else (1e9, "s", 3)
     first, latest = (start_ns - origin_ns) / unit, (int(last.max(initial=start_ns)) - origin_ns) / unit
     if not first <= at_s <= latest:
         raise UsageError(

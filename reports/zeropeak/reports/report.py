@@ -70,7 +70,7 @@ def _write_files(run: Run, folder: Path, at_ns: int | None) -> tuple[list[str], 
     findings = find_all(run)
     page_1 = answer(run, findings)
     content = json.dumps(
-        to_json(run.name, findings, str(run.manifest.get("basis") or "measured")),
+        to_json(run.name, findings, run.basis.value),
         indent=1,
         ensure_ascii=False,
         allow_nan=False,

@@ -17,6 +17,7 @@ from zeropeak.parse.access import entries
 from zeropeak.parse.manifest import read_rank_json, read_run_json
 from zeropeak.parse.schema import BY_NAME
 from zeropeak.profile.errors import TraceError, UsageError, ZeropeakError
+from zeropeak.profile.labels import Basis
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -61,6 +62,18 @@ class Run:
     def name(self) -> str:
         """Name in the manifest, else the directory's."""
         return str(self.manifest.get("name") or self.path.name)
+
+    @property
+    def basis(self) -> Basis:
+        """What its figures rest on; measured when the manifest does not say.
+
+        Raises:
+            TraceError: the manifest has a word that this zeropeak does not know: of a newer one, or damaged.
+        """
+        word = self.manifest.get("basis") or Basis.MEASURED
+        if word not in set(Basis):
+            raise TraceError(self.path / "run.json", f"basis is {str(word)[:40]!r}, not one of {', '.join(Basis)}")
+        return Basis(word)
 
     @property
     def rank_ids(self) -> tuple[int, ...]:

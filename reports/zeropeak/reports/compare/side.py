@@ -44,8 +44,7 @@ class Side:
     @property
     def basis(self) -> Basis:
         """Whether its figures were measured or simulated."""
-        word = self.run.manifest.get("basis", Basis.MEASURED)
-        return Basis(word) if word in set(Basis) else Basis.MEASURED
+        return self.run.basis
 
     @property
     def simulated(self) -> bool:

@@ -6,8 +6,12 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from zeropeak.profile.labels import Basis
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+__all__ = ["Basis", "Evidence", "Expected", "Finding", "Verdict", "ordered", "to_json"]
 
 FINDINGS_SCHEMA: Final = 1
 """Version of findings.json."""
@@ -28,14 +32,6 @@ class Verdict(StrEnum):
     """Measured, and it is not so."""
     NOT_APPLICABLE = "not_applicable"
     """Cannot occur in this setting."""
-
-
-class Basis(StrEnum):
-    """What a finding rests on."""
-
-    MEASURED = "measured"
-    SIMULATED = "simulated"
-    TEXT = "text"
 
 
 @dataclass(frozen=True)

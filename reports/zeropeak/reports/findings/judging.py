@@ -37,13 +37,7 @@ def judge(run: Run, id_: str, of_rank: Callable[[Run, Finding], Finding]) -> lis
 
 def blank(run: Run, id_: str, rank: int) -> Finding:
     """A finding that says nothing yet."""
-    return Finding(id_, Verdict.UNKNOWN, basis(run), rank)
-
-
-def basis(run: Run) -> Basis:
-    """What the run's figures rest on; measured unless its manifest says otherwise."""
-    word = run.manifest.get("basis", Basis.MEASURED)
-    return Basis(word) if word in set(Basis) else Basis.MEASURED
+    return Finding(id_, Verdict.UNKNOWN, run.basis, rank)
 
 
 def sure(finding: Finding) -> Verdict:
