@@ -123,3 +123,31 @@ def test_sizes_of_a_language_model_within_a_larger_one_are_found(tmp_path: Path)
     inner = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 10}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "both", "text_config": inner}))
     assert read_shape(str(tmp_path)).hidden == 8
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "value"),
+    [
+        ("train_micro_batch_size_per_gpu=4", "micro_batch", 4),
+        ("gradient_accumulation_steps=4", "grad_accum", 4),
+        ("train_batch_size=64", "grad_accum", 16),
+    ],
+)
+def test_a_batch_size_that_is_set_is_kept(setting: str, name: str, value: int) -> None:
+    plan = make_plan(Options("stage3", settings=(setting,)), "torch", [])
+    assert getattr(plan, name) == value
+    key, _, number = setting.partition("=")
+    assert plan.ds_config[key] == int(number)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (('bf16.enabled="auto"',), "--dtype"),
+        (("bf16.enabled=true", "fp16.enabled=true"), "both enabled"),
+        (('train_batch_size="8"',), "a whole number"),
+    ],
+)
+def test_settings_that_would_be_guessed_at_are_refused(settings: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make_plan(Options("stage3", settings=settings), "torch", [])

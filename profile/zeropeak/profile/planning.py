@@ -45,18 +45,21 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu], *, simulated: bo
     options.check()
     read_bytes(options.data)  # whatever is wrong with it is said before any rank starts
     config = ds_config.load(options.config)
+    # What the config says once --set has had its way: read here, applied below, after what is scaled.
+    said = ds_config.load(options.config)
+    ds_config.apply_settings(said, options.settings)
     device = "simulated" if simulated else "cuda" if gpus else "cpu"
     if options.gpu_memory_bytes is not None and device == "cpu":
         raise UsageError("--gpu-memory limits the allocator of a GPU; there is no GPU here")
     processes = 1 if options.fake or simulated else options.ranks
     seq = options.seq or (SEQ_CPU if device == "cpu" else SEQ_GPU)
-    micro_batch = options.micro_batch or _integer(config.get("train_micro_batch_size_per_gpu"), 1)
-    grad_accum = options.grad_accum or _grad_accum(config, micro_batch, options.ranks)
+    micro_batch = options.micro_batch or _integer(said, "train_micro_batch_size_per_gpu", 1)
+    grad_accum = options.grad_accum or _grad_accum(said, micro_batch, options.ranks)
     if micro_batch < 1 or grad_accum < 1:
         raise UsageError(
             f"{options.config}: batch sizes below 1 (micro-batch {micro_batch}, accumulation {grad_accum})"
         )
-    batch = _integer(config.get("train_batch_size"), 0)
+    batch = _integer(said, "train_batch_size", 0)
     if simulated and batch % (micro_batch * grad_accum * options.ranks):
         raise UsageError(
             f"{options.config}: train_batch_size {batch} does not divide into {options.ranks} ranks of {micro_batch} x "
@@ -71,7 +74,7 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu], *, simulated: bo
         shape = choose(min(gpu.free_bytes for gpu in gpus), per_gpu, seq, micro_batch)
     else:
         shape = PRESETS["tiny"]
-    dtype = _dtype(options.dtype, config, device)
+    dtype = _dtype(options.dtype, said, device)
     if config.shipped and shape.source == "tiny":
         ds_config.scale(config, shape)
     ds_config.apply_settings(config, options.settings)
@@ -107,20 +110,32 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu], *, simulated: bo
 
 def _grad_accum(config: ds_config.DsConfig, micro_batch: int, ranks: int) -> int:
     """What the config says, or what its train_batch_size means for this micro-batch and world, as DeepSpeed has it."""
-    said = _integer(config.get("gradient_accumulation_steps"), 0)
-    batch = _integer(config.get("train_batch_size"), 0)
+    said = _integer(config, "gradient_accumulation_steps", 0)
+    batch = _integer(config, "train_batch_size", 0)
     return said or max(1, batch // max(1, micro_batch * ranks))
 
 
-def _integer(value: object, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+def _integer(config: ds_config.DsConfig, key: str, default: int) -> int:
+    """A batch size of the config; ``default`` where it says none, or auto."""
+    value = config.get(key)
+    if value is None or value == "auto":
+        return default
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{config.name}: {key} is {value!r}; a whole number, or leave it out")
+    return value
 
 
 def _dtype(asked: str, config: ds_config.DsConfig, device: str) -> str:
     if asked != "auto":
         return asked
-    for section in ("bf16", "fp16"):
-        if config.get(f"{section}.enabled") is True:
+    enabled = {section: config.get(f"{section}.enabled") for section in ("bf16", "fp16")}
+    for section, value in enabled.items():
+        if value not in (True, False, None):
+            raise UsageError(f"{config.name}: {section}.enabled is {value!r}; say which with --dtype")
+    if all(enabled.values()):
+        raise UsageError(f"{config.name}: fp16 and bf16 are both enabled, which DeepSpeed refuses; disable one")
+    for section, value in enabled.items():
+        if value:
             # Half precision on CPU is bf16: DeepSpeed's CPU accelerator trains no fp16 everywhere.
             return section if device != "cpu" else "bf16"
     return "fp32" if not config.shipped else "bf16"

@@ -63,6 +63,8 @@ def _causal_model(plan: Plan) -> Any:
         if not plan.trust_remote_code:
             _need_no_code(source)
         config = AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=plan.trust_remote_code)
+        # transformers zeroes the embedding's row of the padding token, which a partitioned weight has not.
+        config.get_text_config().pad_token_id = None
         return AutoModelForCausalLM.from_config(
             config, attn_implementation=plan.attention, trust_remote_code=plan.trust_remote_code
         )

@@ -53,10 +53,14 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--fail-on {wanted}: no such finding; one of {', '.join(IDS)}")
     verdicts: set[str] = set()
     for run_dir in args.runs:
-        asked = [one for one in write_and_tell(run_dir, args.at) if one.id in args.fail_on]
-        verdicts |= {str(one.verdict) for one in asked}
-        if unknown := [str(one.rank) for one in asked if one.verdict == "unknown"]:
-            print(f"zeropeak: {run_dir}: {asked[0].id} is unknown on rank {', '.join(unknown)}", file=sys.stderr)
+        found = write_and_tell(run_dir, args.at)
+        for wanted in dict.fromkeys(args.fail_on):
+            asked = [one for one in found if one.id == wanted]
+            verdicts |= {str(one.verdict) for one in asked} or {"unknown"}
+            if unknown := [str(one.rank) for one in asked if one.verdict == "unknown"]:
+                print(f"zeropeak: {run_dir}: {wanted} is unknown on rank {', '.join(unknown)}", file=sys.stderr)
+            elif not asked:
+                print(f"zeropeak: {run_dir}: {wanted} is unknown, no rank has tables", file=sys.stderr)
     if verdicts & {"confirmed", "predicted"}:
         return 3
     return 1 if "unknown" in verdicts else 0

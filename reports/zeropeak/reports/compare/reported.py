@@ -28,9 +28,10 @@ class Reported:
 
 
 def reported(side: Side) -> Reported | None:
-    """The bug report's figures for a run's setting; None when its model or its ZeRO setting is another."""
+    """The bug report's figures for a run's setting; None when its model, world size or ZeRO setting is another."""
     data, model = _data(), side.run.manifest.get("model") or {}
-    if any(model.get(key) != value for key, value in data["model"].items()) or not side.run.rank_ids:
+    alike = all(model.get(key) == value for key, value in data["model"].items())
+    if not alike or side.run.manifest.get("world_size") != data["world_size"] or not side.run.rank_ids:
         return None
     rank = side.run.rank_ids[0]
     stage, efficient = setting.stage(side.run, rank), setting.memory_efficient_linear(side.run, rank)
