@@ -351,6 +351,12 @@ class MakeRun(Protocol):
     ) -> Path: ...
 
 
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests through ./launch.sh gets the same help texts as whoever does not."""
+    monkeypatch.delenv("ZEROPEAK_PROGRAM", raising=False)
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
     """Write ``tmp_path/<name>``: event logs, and on request a torch trace a rank and one nsys export."""
