@@ -136,7 +136,8 @@ def take_turns(jobs: list[Job], repeats: int, most_others: float = float("inf"))
     ready = [job for job in jobs if not job.failure]
     for job in ready:
         job.run(memory=True)
-    for _ in range(repeats):
+    for turn in range(repeats):
+        print(f"round {turn + 1} of {repeats}, {time.strftime('%H:%M:%S')}", file=sys.stderr, flush=True)
         for job in ready:
             if job.once:
                 continue

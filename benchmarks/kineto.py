@@ -124,8 +124,8 @@ def claims(found: list[Job]) -> list[Claim]:
         for count in EVENTS
     )
     for less, more, times in ((small, middle, EVENTS[1] / EVENTS[0]), (middle, large, EVENTS[2] / EVENTS[1])):
-        what = f"kineto, time for {more.task} / {times:g}x that for {less.task.split(',')[0]}"
-        made.append(Claim(what, "x", more.wall / less.wall / times, 1.1))
+        what = f"kineto, CPU time for {more.task} / {times:g}x that for {less.task.split(',')[0]}"
+        made.append(Claim(what, "x", more.cpu / less.cpu / times, 1.1))
     what = f"kineto, memory for {large.task} / {middle.task.split(',')[0]}"
     made.append(Claim(what, "x", large.rss_bytes / middle.rss_bytes, 1.1))
     return made
