@@ -145,5 +145,5 @@ def measure(options: Namespace, work: Path) -> Part:
         else:
             lines.append(row(job, f"{theirs.load / job.wall:.1f}x", f"{theirs.wall / job.wall:.1f}x"))
     said = about(found, options.repeats, ("msgspec", "pyarrow", "numpy", "isal"), [PEER.replace("==", " ")])
-    notes = ["Memory grows until 64 MB of rows wait to be written, at about 2 M of these events, and then no further."]
+    notes = ["Memory grows until 64 MB of rows wait to be written, and then little; the table above says how much."]
     return Part("torch.profiler (kineto) traces", TEXT, said, claims(found), lines, notes)
