@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from zeropeak.cli.model_options import add_model_options, plan_of
+from zeropeak.cli.model_options import add_training_options, plan_of
 from zeropeak.profile.nsys_find import profile_args, require
 
 PLAIN: Final = (
@@ -73,9 +73,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="rounds of each process's turn (2)")
     parser.add_argument("--turns", type=int, default=2, help="how often the two processes take turns (2)")
     parser.add_argument("--block-steps", type=int, default=5, help="timed steps of a block (5)")
-    add_model_options(parser, "overhead")
+    parser.add_argument("--out", type=Path, required=True, help="folder for overhead.json and overhead.md")
+    parser.add_argument("config", help="as for zeropeak nsys")
+    add_training_options(parser)
     args = parser.parse_args()
-    out: Path = args.out or Path("overhead")
+    out: Path = args.out
     out.mkdir(parents=True, exist_ok=True)
     blocks: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="zeropeak-overhead-") as folder:

@@ -112,8 +112,7 @@ class Bench:
             holder_step=None,
             sampled=False,
         )
-        zero: dict[str, Any] = self.plan.ds_config["zero_optimization"]  # type: ignore[assignment]
-        session.start(int(zero["stage"]))
+        session.start(self.plan.zero_stage)
         session.attach(self.engine)
         return session
 

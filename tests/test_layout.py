@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,11 @@ def test_no_module_is_too_long() -> None:
         if (count := len(path.read_text().splitlines())) > 400 and path.name != "schema.py"  # one table after another
     }
     assert not long, "past 400 lines, split"
+
+
+def test_findings_ask_for_hook_points_that_exist() -> None:
+    engine = {f"engine {method}" for method in ("forward", "backward", "step")}
+    known = {point.name for point in import_module("zeropeak.profile.hooks").POINTS} | engine
+    for path in (ROOT / "reports/zeropeak/reports/findings").glob("*.py"):
+        asked = getattr(import_module(f"zeropeak.reports.findings.{path.stem}"), "_NEEDED", ())
+        assert set(asked) <= known, path.name

@@ -35,7 +35,7 @@ import numpy as np
 from zeropeak.parse.blocks import ALIVE, BEFORE
 from zeropeak.parse.holdings import Moves
 from zeropeak.parse.innermost import NONE
-from zeropeak.parse.lookup import ints
+from zeropeak.parse.lookup import ints, spread, take
 from zeropeak.parse.schema import CATEGORIES
 from zeropeak.parse.usage import uses
 from zeropeak.profile.labels import Kind, Phase, Stored
@@ -137,23 +137,23 @@ def _unregistered_codes(blocks: pa.Table, timeline: Timeline) -> Ints:
     code = np.full(len(born), UNATTRIBUTED)
     phase_row = np.asarray(timeline.phases.innermost.at(born))
     in_phase = phase_row != NONE
-    phase_end = np.where(in_phase, _pick(timeline.phases.end, phase_row), BEFORE)
-    forward_phase = _pick(_is_in(timeline.phases.rows["phase"], (Phase.FORWARD, Phase.EVAL)), phase_row) & in_phase
+    phase_end = np.where(in_phase, take(timeline.phases.end, phase_row), BEFORE)
+    forward_phase = take(_is_in(timeline.phases.rows["phase"], (Phase.FORWARD, Phase.EVAL)), phase_row) & in_phase
     module_row = timeline.modules.innermost.at(born)
-    forward = _pick(_is_in(timeline.modules.rows["direction"], ("forward",)), module_row) & (module_row != NONE)
-    module_end = _pick(timeline.modules.end, module_row)
+    forward = take(_is_in(timeline.modules.rows["direction"], ("forward",)), module_row) & (module_row != NONE)
+    module_end = take(timeline.modules.end, module_row)
 
     scope_end = np.where(forward, module_end, phase_end)
     code[(in_phase | forward) & (gone <= scope_end)] = _CODE["workspace"]
-    step = np.where(in_phase, _pick(ints(timeline.phases.rows["step"]), phase_row), -1)
+    step = np.where(in_phase, take(ints(timeline.phases.rows["step"]), phase_row), -1)
     next_step_end = timeline.step_end(np.minimum(step + 1, timeline.last_step))
     short = (gone <= next_step_end) | (step >= timeline.last_step)
     code[(forward | forward_phase) & (gone > scope_end) & short] = _CODE["activations"]
-    backward_phase = _pick(_is_in(timeline.phases.rows["phase"], (Phase.BACKWARD,)), phase_row) & in_phase
+    backward_phase = take(_is_in(timeline.phases.rows["phase"], (Phase.BACKWARD,)), phase_row) & in_phase
     code[backward_phase & ~forward & (gone > phase_end) & short] = _CODE["full_gradients"]
     event_row = timeline.events.innermost.at(born)
     gathering = _is_in(timeline.events.rows["kind"], (*_LAUNCHES, Kind.WAIT))
-    code[_pick(gathering, event_row) & (event_row != NONE)] = _CODE["gather_buffers"]
+    code[take(gathering, event_row) & (event_row != NONE)] = _CODE["gather_buffers"]
     code[born == BEFORE] = UNATTRIBUTED
     return code
 
@@ -202,10 +202,9 @@ class _FullParameters:
     def codes(self, ts: int, rows: Ints) -> Ints:
         """Category codes at a moment of the full parameters in ``rows``, which must be alive."""
         first, count = self._first[rows], self._first[rows + 1] - self._first[rows]
-        place = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
-        runs = np.isin(self._users[place], self._timeline.running_modules(ts))
+        row, place = spread(first, count)
         running = np.zeros(len(rows), bool)
-        running[np.repeat(np.arange(len(rows)), count)[runs]] = True
+        running[row[np.isin(self._users[place], self._timeline.running_modules(ts))]] = True
         waiting = self._waited[rows] > ts
         coming = ~waiting & (self._begun[rows] > ts) & (self._begun[rows] != ALIVE)
         conditions = [
@@ -248,8 +247,3 @@ def _runs(timeline: Timeline) -> dict[int, tuple[list[int], list[int]]]:
 def _is_in(column: pa.ChunkedArray, values: tuple[str, ...]) -> Flags:
     wanted = {str(value) for value in values}
     return np.array([value in wanted for value in column.to_pylist()], bool)
-
-
-def _pick(values: np.ndarray, rows: Ints) -> np.ndarray:
-    """``values[rows]`` where a row of -1, or any row of nothing, gives a value that the caller masks out."""
-    return values[rows] if len(values) else np.zeros(len(rows), values.dtype)

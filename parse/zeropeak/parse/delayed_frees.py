@@ -36,8 +36,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zeropeak.parse.blocks import ALIVE, BEFORE
-from zeropeak.parse.holdings import Holdings, Moves, take
-from zeropeak.parse.lookup import Lookup, ints
+from zeropeak.parse.holdings import Holdings, Moves
+from zeropeak.parse.lookup import Lookup, ints, take
 from zeropeak.parse.schema import BY_NAME
 from zeropeak.parse.series import Series
 from zeropeak.parse.usage import Runs, expand, uses

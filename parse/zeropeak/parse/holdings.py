@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zeropeak.parse.blocks import ALIVE, BEFORE
-from zeropeak.parse.lookup import Lookup, ints
+from zeropeak.parse.lookup import Lookup, ints, take
 from zeropeak.profile.labels import Kind, Stored
 
 if TYPE_CHECKING:
@@ -123,8 +123,3 @@ def _returned(blocks: pa.Table, storage_ids: pa.ChunkedArray, ended: Ints) -> In
     asked, back = take(ints(blocks["free_requested_ns"], ALIVE), at), take(ints(blocks["freed_ns"], ALIVE), at)
     later = (at >= 0) & (asked != ALIVE) & (back > asked) & (ended != ALIVE)
     return np.where(later, np.maximum(back, ended), ended)
-
-
-def take(values: np.ndarray, rows: Ints) -> np.ndarray:
-    """``values[rows]``, where a row of -1, or any row of nothing, gives a value that the caller masks out."""
-    return values[rows] if len(values) else np.zeros(len(rows), values.dtype)

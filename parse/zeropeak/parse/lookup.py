@@ -41,3 +41,18 @@ class Lookup:
         if values.null_count:
             missing |= np.asarray(pc.is_null(values))
         return pa.array(self._row[place], pa.int64(), mask=missing)
+
+
+def take(values: np.ndarray, rows: Ints) -> np.ndarray:
+    """``values[rows]``, where a row of -1, or any row of nothing, gives a value that the caller masks out."""
+    return values[rows] if len(values) else np.zeros(len(rows), values.dtype)
+
+
+def spread(first: Ints, count: Ints) -> tuple[Ints, Ints]:
+    """All places of ranges of places, one after the other: (which range, place).
+
+    >>> [places.tolist() for places in spread(np.array([5, 0, 8]), np.array([2, 0, 1]))]
+    [[0, 0, 2], [5, 6, 8]]
+    """
+    place = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
+    return np.repeat(np.arange(len(count)), count), place

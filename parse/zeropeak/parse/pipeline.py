@@ -24,6 +24,7 @@ from zeropeak.parse.stats import NOTHING_CAPTURED, Stats
 from zeropeak.parse.workers import do
 from zeropeak.parse.writer import TableFiles, TableWriter
 from zeropeak.profile.errors import TraceError, UsageError
+from zeropeak.profile.labels import ALLOCATIONS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +142,7 @@ class _Job:
     def traces(self) -> dict[str, Path]:
         """The rank's traces by reader."""
         found = {"kineto": self.raw / "torch.json.gz", "snapshot": self.raw / "snapshot.pickle.gz",
-                 "simulated": self.raw / "allocations.arrows"}  # fmt: skip
+                 "simulated": self.raw / ALLOCATIONS_FILE}  # fmt: skip
         with reading(self.raw):
             return {kind: path for kind, path in found.items() if path.is_file()}
 

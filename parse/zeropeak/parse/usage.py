@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zeropeak.parse.holdings import take
-from zeropeak.parse.lookup import ints
+from zeropeak.parse.lookup import ints, spread, take
 from zeropeak.parse.series import Series
 from zeropeak.profile.labels import Kind
 
@@ -117,8 +116,7 @@ def expand(keys: Ints, wanted: Ints) -> tuple[Ints, Ints]:
     """
     first = np.searchsorted(keys, wanted, "left")
     count = np.searchsorted(keys, wanted, "right") - first
-    place = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(int(count.sum()))
-    return np.repeat(np.arange(len(wanted)), count), place
+    return spread(first, count)
 
 
 def _running_maximum(group: Ints, value: Ints, order: Ints) -> Ints:

@@ -12,7 +12,6 @@ import tempfile
 import time
 import uuid
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +19,7 @@ from zeropeak.profile import manifest
 from zeropeak.profile.errors import UsageError, ZeropeakError
 from zeropeak.profile.labels import Status
 from zeropeak.profile.processes import Capture
-from zeropeak.profile.version import __version__
+from zeropeak.profile.version import PACKAGES, installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -314,17 +313,7 @@ def _built_model(raw: Path) -> dict[str, Any]:
 
 def versions(nsys: Nsys | None) -> dict[str, str | None]:
     """Versions that a capture has here, by package, and of nsys; None for what is not there."""
-    found: dict[str, str | None] = {
-        "zeropeak": __version__,
-        "python": ".".join(str(part) for part in sys.version_info[:3]),
-    }
-    for name in ("torch", "deepspeed", "transformers", "peft", "nvtx"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    found["nsys"] = nsys.version if nsys is not None else None
-    return found
+    return {**installed(*PACKAGES), "nsys": nsys.version if nsys is not None else None}
 
 
 def _mib(size: int) -> str:

@@ -105,6 +105,13 @@ class Stored(StrEnum):
     """What a library takes for itself (cuBLAS)."""
 
 
+ALLOCATIONS_FILE: Final = "allocations.arrows"
+"""Every allocation and free of a prediction, beside the streams of its rank."""
+
+TICK_NS: Final = 1_000
+"""Step of a prediction's clock, which counts happenings. Tables hold int64 nanoseconds; a thousand of them leave room
+between two happenings."""
+
 STREAMS: Final = ("events", "event_params", "params", "modules", "marks", "retained", "storages", "saved")
 """Arrow IPC streams of one rank, at ``raw/rank-<r>/<stream>.arrows``."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from zeropeak.profile.errors import UsageError
 
@@ -83,6 +83,12 @@ class Plan:
     config_changes: list[dict[str, object]]
     trust_remote_code: bool = False
     gpu_memory_bytes: int | None = None
+
+    @property
+    def zero_stage(self) -> int:
+        """ZeRO stage that DeepSpeed gets."""
+        zero: dict[str, Any] = self.ds_config["zero_optimization"]  # type: ignore[assignment]
+        return int(zero["stage"])
 
     def save(self, path: Path) -> None:
         """Write as JSON."""

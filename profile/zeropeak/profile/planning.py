@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import TYPE_CHECKING, Final
 
 from zeropeak.profile import ds_config
@@ -46,7 +47,7 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu], *, simulated: bo
     read_bytes(options.data)  # whatever is wrong with it is said before any rank starts
     config = ds_config.load(options.config)
     # What the config says once --set has had its way: read here, applied below, after what is scaled.
-    said = ds_config.load(options.config)
+    said = deepcopy(config)
     ds_config.apply_settings(said, options.settings)
     device = "simulated" if simulated else "cuda" if gpus else "cpu"
     if options.gpu_memory_bytes is not None and device == "cpu":

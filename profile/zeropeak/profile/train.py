@@ -7,57 +7,36 @@ end the capture in order; after SIGKILL the event log holds all but its last mom
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import threading
-import time
-import traceback
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from zeropeak.profile.errors import ZeropeakError
 from zeropeak.profile.guard import warn
 from zeropeak.profile.job import Job, init_process_group, prepare_device
-from zeropeak.profile.labels import Status
-from zeropeak.profile.options import Plan
-from zeropeak.profile.privacy import without_folders
-from zeropeak.profile.processes import OWNER, UMASK
-from zeropeak.profile.version import __version__
+from zeropeak.profile.rank_process import Ending, begin, end_with
+from zeropeak.profile.version import PACKAGES, installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from zeropeak.profile.counters import Counters
+    from zeropeak.profile.options import Plan
     from zeropeak.profile.ranges import Ranges
 
 
 def main(run_dir: Path) -> int:
     """Train as planned; returns the exit status of this rank."""
-    os.umask(int(os.environ.get(UMASK, "022"), 8))
-    plan = Plan.load(run_dir / "raw" / "plan.json")
+    plan = begin(run_dir)
     rank = 0 if plan.backend == "fake" else int(os.environ["RANK"])
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, interrupt)
-    stop_when_abandoned()
     device = prepare_device(plan)
     profiler, history = _start_instruments(plan)
     session = _session(plan, run_dir, rank, device)
-    status, error = Status.FAILED, None
+    ending = Ending()
     try:
-        session.start(stage(plan))
-        init_process_group(plan)
-        train(plan, session, device, rank)
-        status = Status.COMPLETE
-    except KeyboardInterrupt:
-        status, error = Status.INTERRUPTED, "interrupted"
-    except Exception as problem:  # noqa: BLE001 - the run's end is recorded, then the rank fails with it
-        status = Status.OUT_OF_MEMORY if _is_out_of_memory(problem) else Status.FAILED
-        error = one_line(problem)
-        traceback.print_exc()
+        with ending:
+            session.start(plan.zero_stage)
+            init_process_group(plan)
+            train(plan, session, device, rank)
     finally:
-        # Whoever ends us has decided: a second signal must not cut what is being written.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
         try:
             if history is not None:
                 entries = history.save(session.folder / "snapshot.pickle.gz")
@@ -65,10 +44,10 @@ def main(run_dir: Path) -> int:
                 if entries >= history.max_entries:
                     warn(f"rank {rank}: the allocator's history was full, its oldest entries are lost; fewer --steps")
         finally:
-            session.close(status, error)
+            session.close(ending.status, ending.error)
             if profiler is not None:
                 profiler.save(session.folder / "torch.json.gz")
-    return 0 if status is Status.COMPLETE else 1
+    return ending.exit_code
 
 
 def train(plan: Plan, session: Any, device: Any, rank: int, *, losses: bool = True) -> None:
@@ -141,71 +120,12 @@ def _session(plan: Plan, run_dir: Path, rank: int, device: Any) -> Any:
         # The allocator's history has every block, from which the bytes at each event follow.
         sampled=False,
     )
-    session.note(nvtx="on" if plan.tool == "nsys" and INJECTION_VARIABLE in os.environ else "off", versions=versions())
+    session.note(
+        nvtx="on" if plan.tool == "nsys" and INJECTION_VARIABLE in os.environ else "off",
+        versions=installed(*PACKAGES, "pyarrow"),
+    )
     return session
 
 
-def stage(plan: Plan) -> int:
-    """ZeRO stage of the plan."""
-    zero: dict[str, Any] = plan.ds_config["zero_optimization"]  # type: ignore[assignment]
-    return int(zero["stage"])
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of what matters to memory, by package."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found: dict[str, str | None] = {
-        "zeropeak": __version__,
-        "python": ".".join(str(part) for part in sys.version_info[:3]),
-    }
-    for name in ("torch", "deepspeed", "transformers", "peft", "nvtx", "pyarrow"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found
-
-
-def _is_out_of_memory(problem: Exception) -> bool:
-    import torch
-
-    return isinstance(problem, torch.OutOfMemoryError)
-
-
-def stop_when_abandoned() -> None:
-    """End in order, as by Ctrl-C, when the command or the launcher that started us was killed."""
-    owner, parent = os.environ.get(OWNER), os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent and (owner is None or Path(f"/proc/{owner}").exists()):
-            time.sleep(1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    if Path("/proc/self").exists():
-        threading.Thread(target=watch, daemon=True, name="zeropeak-watch").start()
-
-
-def one_line(problem: Exception) -> str:
-    """The error as one line; a bare assertion says where it stands."""
-    if isinstance(problem, ZeropeakError):
-        return without_folders(str(problem))
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
-    if lines:
-        # A validation error names the key on its second line.
-        return without_folders(f"{type(problem).__name__}: {'; '.join(lines[:3])}")
-    place = traceback.extract_tb(problem.__traceback__)[-1]
-    return f"{type(problem).__name__} in {place.name} ({'/'.join(Path(place.filename).parts[-2:])}:{place.lineno})"
-
-
-def interrupt(number: int, frame: object) -> NoReturn:
-    """A signal that ends the rank in order."""
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    try:
-        sys.exit(main(Path(sys.argv[1])))
-    except ZeropeakError as problem:
-        warn(str(problem))
-        sys.exit(problem.exit_code)
+    end_with(main)

@@ -32,7 +32,7 @@ def build_model(plan: Plan, device: Any) -> Any:
     zero: dict[str, Any] = plan.ds_config["zero_optimization"]  # type: ignore[assignment]
     partitioned = (
         deepspeed.zero.Init(config_dict_or_path=plan.ds_config, dtype=dtype)
-        if zero["stage"] == 3
+        if plan.zero_stage == 3
         else contextlib.nullcontext()
     )
     # Offloaded parameters are made where zero.Init says.

@@ -43,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb."""
     from zeropeak.cli.gathering import Gathered, Wanted, check_folder, gather
+    from zeropeak.cli.setup import need_nsys
     from zeropeak.profile import capture
     from zeropeak.profile.options import Options
 
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     gathered: dict[str, Gathered] = {}
     if wanted:
-        nsys = _need_nsys() if args.tool == "nsys" else None
+        nsys = need_nsys(os.environ) if args.tool == "nsys" else None
         cap = args.disk_cap or capture.DISK_CAP
         gathered = {one.label: one for one in gather(wanted, folder, nsys=nsys, disk_cap=cap, force=args.force)}
     places = {
@@ -143,9 +144,3 @@ def _labels(names: Sequence[str]) -> list[str]:
 def _elsewhere(args: argparse.Namespace, plan: Plan, label: str) -> Path | None:
     """Where the capture verb puts such a run; none for a config that is named again, to see what differs by itself."""
     return Path("runs") / f"{args.tool}-{plan.config_name}" if label == plan.config_name else None
-
-
-def _need_nsys() -> Any:
-    from zeropeak.cli.setup import need_nsys
-
-    return need_nsys(os.environ)

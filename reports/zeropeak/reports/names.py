@@ -50,3 +50,12 @@ def patterns(sizes: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
         for key, size in total.items()
     ]
     return sorted(groups, key=lambda group: (-group[2], group[0]))
+
+
+def counted(sizes: Iterable[tuple[str, int]]) -> list[str]:
+    """Names grouped by pattern, each with how many it stands for, largest sum first.
+
+    >>> counted([("layers.0.mlp", 3), ("layers.1.mlp", 3), ("head", 4)])
+    ['layers.*.mlp (2)', 'head']
+    """
+    return [name if number == 1 else f"{name} ({number})" for name, number, _ in patterns(sizes)]

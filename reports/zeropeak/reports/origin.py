@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Final
 import pyarrow.compute as pc
 
 from zeropeak.profile.errors import UsageError
-from zeropeak.profile.labels import Basis
+from zeropeak.profile.labels import TICK_NS, Basis
 from zeropeak.reports.columns import NEVER, ints
 from zeropeak.reports.given import of_files
-from zeropeak.reports.units import TICK_NS
 
 if TYPE_CHECKING:
     from zeropeak.reports.run import Run

@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final
 
+from zeropeak.profile.labels import TICK_NS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TIMES: Final = (("ns", 1), ("µs", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000))
 UNKNOWN: Final = "unknown"
-TICK_NS: Final = 1_000
-"""A predicted run's clock counts what happens, and moves so much each time."""
 _TICKS: Final[ContextVar[bool]] = ContextVar("ticks", default=False)
 
 

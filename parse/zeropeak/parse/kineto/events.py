@@ -49,41 +49,35 @@ class Memory(Struct, gc=False):
     args: MemoryArgs | None = None
 
 
-class KernelArgs(Struct, gc=False):
-    """Arguments of device activity, and what NCCL's kernels say about their collective."""
+class CollectiveArgs(Struct, gc=False):
+    """What NCCL's kernels and ``record_param_comms`` say about their collective."""
+
+    external: Loose = field(name="External id", default=None)
+    collective: Loose = field(name="Collective name", default=None)
+    in_numel: Loose = field(name="In msg nelems", default=None)
+    out_numel: Loose = field(name="Out msg nelems", default=None)
+    group_size: Loose = field(name="Group size", default=None)
+    dtype: Loose = None
+    group: Loose = field(name="Process Group Name", default=None)
+    group_description: Loose = field(name="Process Group Description", default=None)
+    sequence: Loose = field(name="Seq", default=None)
+    in_address: Loose = field(name="Input Tensors start", default=None)
+    out_address: Loose = field(name="Output Tensors start", default=None)
+
+
+class KernelArgs(CollectiveArgs, gc=False):
+    """Arguments of device activity."""
 
     device: Loose = None
     stream: Loose = None
     correlation: Loose = None
     size: Loose = field(name="bytes", default=None)
-    external: Loose = field(name="External id", default=None)
-    collective: Loose = field(name="Collective name", default=None)
-    in_numel: Loose = field(name="In msg nelems", default=None)
-    out_numel: Loose = field(name="Out msg nelems", default=None)
-    group_size: Loose = field(name="Group size", default=None)
-    dtype: Loose = None
-    group: Loose = field(name="Process Group Name", default=None)
-    group_description: Loose = field(name="Process Group Description", default=None)
-    sequence: Loose = field(name="Seq", default=None)
-    in_address: Loose = field(name="Input Tensors start", default=None)
-    out_address: Loose = field(name="Output Tensors start", default=None)
 
 
-class OpArgs(Struct, gc=False):
+class OpArgs(CollectiveArgs, gc=False):
     """Arguments of ``record_param_comms``, and of our own ranges."""
 
     event_id: Loose = None
-    external: Loose = field(name="External id", default=None)
-    collective: Loose = field(name="Collective name", default=None)
-    in_numel: Loose = field(name="In msg nelems", default=None)
-    out_numel: Loose = field(name="Out msg nelems", default=None)
-    group_size: Loose = field(name="Group size", default=None)
-    dtype: Loose = None
-    group: Loose = field(name="Process Group Name", default=None)
-    group_description: Loose = field(name="Process Group Description", default=None)
-    sequence: Loose = field(name="Seq", default=None)
-    in_address: Loose = field(name="Input Tensors start", default=None)
-    out_address: Loose = field(name="Output Tensors start", default=None)
 
 
 class RangeArgs(Struct, gc=False):

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from zeropeak.profile.labels import ALLOCATIONS_FILE
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from zeropeak.profile.simulate.ledger import Row
-
-FILE: Final = "allocations.arrows"
 
 SCHEMA: Final = pa.schema(
     [
@@ -37,7 +37,7 @@ class Allocations:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._file = pa.OSFile(str(folder / FILE), "wb")
+        self._file = pa.OSFile(str(folder / ALLOCATIONS_FILE), "wb")
         self._writer = pa.ipc.new_stream(self._file, SCHEMA)
         # Frees come from callbacks, also in the middle of a write: they only append.
         self._rows: list[Row] = []

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-TICK_NS: Final = 1_000
-"""Step of the counter. Tables hold int64 nanoseconds; a thousand of them leave room between two happenings."""
+from zeropeak.profile.labels import TICK_NS
 
 
 class Order:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.compute as pc
 
 from zeropeak.reports.columns import ints
-from zeropeak.reports.names import patterns
+from zeropeak.reports.names import counted
 from zeropeak.reports.units import count, size
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ class Layers:
     @property
     def names(self) -> list[str]:
         """Modules with their number of layers, most bytes first."""
-        groups = patterns((name or "the model", bytes_) for name, bytes_ in self.by_module.items())
-        return [name if number == 1 else f"{name} ({number})" for name, number, _ in groups]
+        return counted((name or "the model", bytes_) for name, bytes_ in self.by_module.items())
 
     def sentence(self) -> str:
         """What stays, for the advice; only where :attr:`saved_bytes` is known."""

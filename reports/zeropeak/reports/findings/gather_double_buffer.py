@@ -35,7 +35,7 @@ from zeropeak.reports.findings.judging import (
 )
 from zeropeak.reports.findings.registered import of_composition, read_registered
 from zeropeak.reports.findings.saving import peak_without
-from zeropeak.reports.names import patterns
+from zeropeak.reports.names import counted
 from zeropeak.reports.story import read_story
 from zeropeak.reports.units import count, size
 
@@ -131,10 +131,7 @@ def _confirmed(
         f"{count(len(buffers), 'flat buffer')} ({size(buffers.total_bytes)}) that had not ended: "
         f"{of_peak(bytes_, peak)}.",
         advice=how,
-        modules=[
-            name if number == 1 else f"{name} ({number})"
-            for name, number, _ in patterns(zip(names, copies.both.size_bytes[here].tolist(), strict=True))
-        ],
+        modules=counted(zip(names, copies.both.size_bytes[here].tolist(), strict=True)),
         evidence=[
             *evidence,
             buffers.evidence("flat buffers that had been copied out of"),

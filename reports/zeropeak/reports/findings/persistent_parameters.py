@@ -27,7 +27,7 @@ from zeropeak.reports.findings.judging import (
 from zeropeak.reports.findings.registered import of_composition, part_bytes, read_registered
 from zeropeak.reports.findings.replay import read_replay
 from zeropeak.reports.findings.saving import mildest
-from zeropeak.reports.names import patterns
+from zeropeak.reports.names import counted
 from zeropeak.reports.story import read_story
 from zeropeak.reports.units import count, size
 
@@ -90,7 +90,7 @@ def _of_rank(run: Run, blank: Finding) -> Finding:
         step=peak.step,
         knob=key,
         headline=f"Parameters of {value} ({every}) stay gathered on every rank: {of_peak(bytes_, peak)}.",
-        modules=[name if number == 1 else f"{name} ({number})" for name, number, _ in patterns(modules)],
+        modules=counted(modules),
         evidence=[*evidence, alive.evidence("the largest that were alive at the peak")],
     )
     return _advised(run, found, small, peak)

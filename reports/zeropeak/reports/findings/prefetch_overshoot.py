@@ -39,7 +39,7 @@ from zeropeak.reports.findings.registered import (
 )
 from zeropeak.reports.findings.replay import read_replay
 from zeropeak.reports.findings.saving import mildest
-from zeropeak.reports.names import patterns
+from zeropeak.reports.names import counted
 from zeropeak.reports.story import read_story
 from zeropeak.reports.units import size
 
@@ -54,7 +54,7 @@ ID: Final = "prefetch-overshoot"
 TITLE: Final = "Weights are gathered too far ahead"
 KNOB: Final = "prefetch_bucket_size"
 LIVE: Final = "max_live_parameters"
-_NEEDED: Final = ("fetch and prefetch", "current module", "module forward begin", "module backward begin")
+_NEEDED: Final = ("fetch and prefetch", "module forward begin", "module backward begin")
 
 
 def find(run: Run) -> list[Finding]:
@@ -167,8 +167,7 @@ def _modules(here: Registered) -> list[str]:
     named = [name for name in here.table["owner"].to_pylist() if name]
     owned = here.keep(here.table["owner"].is_valid().to_numpy())
     owners = [name.rpartition(".")[0] or name for name in named]
-    groups = patterns(zip(owners, owned.size_bytes.tolist(), strict=True))
-    return [name if number == 1 else f"{name} ({number})" for name, number, _ in groups]
+    return counted(zip(owners, owned.size_bytes.tolist(), strict=True))
 
 
 def _launches(run: Run, rank: int, here: Registered) -> Evidence:

@@ -22,7 +22,7 @@ from zeropeak.reports.findings.judging import judge, mend, sure, unknown, unpart
 from zeropeak.reports.findings.outliving import outliving, rows_at, slack_ns
 from zeropeak.reports.findings.retained_words import Held, Later
 from zeropeak.reports.findings.saving import peak_without
-from zeropeak.reports.names import patterns
+from zeropeak.reports.names import counted
 from zeropeak.reports.story import read_story
 from zeropeak.reports.units import count, duration, size
 
@@ -216,7 +216,7 @@ def _confirmed(run: Run, blank: Finding, story: Story, held: Sequence[Outliving]
         advice=retained_words.advice(facts, run.manifest.get("versions") or {}),
         evidence=_evidence(story, facts, here),
         headline=retained_words.headline(facts),
-        modules=[name if number == 1 else f"{name} ({number})" for name, number, _ in patterns(sizes)],
+        modules=counted(sizes),
         notes=retained_words.notes(facts),
         allocated_bytes=mark["allocated_bytes"],
     )

@@ -30,7 +30,7 @@ from zeropeak.reports.findings.kept import none_written, read_kept
 from zeropeak.reports.findings.registered import of_composition, part_bytes
 from zeropeak.reports.findings.replay import read_replay
 from zeropeak.reports.findings.saving import NEARLY_ALL
-from zeropeak.reports.names import patterns
+from zeropeak.reports.names import counted
 from zeropeak.reports.story import read_story
 from zeropeak.reports.units import count, size
 
@@ -92,7 +92,7 @@ def _of_rank(run: Run, blank: Finding) -> Finding:
         knob=setting.config_key(run, KNOB),
         headline=f"At the peak {count(len(here), 'full parameter')} that no module was using stayed gathered, because "
         f"each is used again within {knob:,} elements: {of_peak(here.total_bytes, peak)}.",
-        modules=[name if number == 1 else f"{name} ({number})" for name, number, _ in patterns(sizes)],
+        modules=counted(sizes),
         evidence=[*evidence, here.evidence()],
     )
     return _advised(run, found, peak, replay, here)
