@@ -193,7 +193,7 @@ case " $* " in
     ;;
 esac
 case $verb in
-  nsys | torch | compare | verify | parse | report | setup | test) use_environment "$verb" ;;
+  nsys | torch | predict | compare | verify | parse | report | setup | test) use_environment "$verb" ;;
   *)
     find_python # a verb that does not exist sets nothing up either
     PYTHONPATH=$sources exec "$python" -m zeropeak.cli "$@"
