@@ -12,6 +12,7 @@ import pytest
 from zeropeak.profile.counters import CpuCounters, Reading
 from zeropeak.profile.eventlog import FLUSH_NS, FLUSH_ROWS, SCHEMAS, EventLog
 from zeropeak.profile.labels import Kind, Phase
+from zeropeak.profile.packed import NONE
 from zeropeak.profile.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -30,22 +31,25 @@ class SpyRanges:
     def __init__(self) -> None:
         self.calls: list[tuple[str, object]] = []
 
-    def push(self, name: str, category: str, event_id: int) -> object:
-        self.calls.append(("push", name))
+    def handle(self, name: str, category: str) -> str:
         return name
+
+    def push(self, handle: str, event_id: int) -> object:
+        self.calls.append(("push", handle))
+        return handle
 
     def pop(self, token: object) -> None:
         self.calls.append(("pop", token))
 
-    def start(self, name: str, category: str, event_id: int) -> object:
-        self.calls.append(("start", name))
-        return name
+    def start(self, handle: str, event_id: int) -> object:
+        self.calls.append(("start", handle))
+        return handle
 
     def end(self, token: object) -> None:
         self.calls.append(("end", token))
 
-    def mark(self, name: str, category: str, event_id: int) -> None:
-        self.calls.append(("mark", name))
+    def mark(self, handle: str, event_id: int) -> None:
+        self.calls.append(("mark", handle))
 
 
 def make(tmp_path: Path) -> tuple[Recorder, SpyRanges]:
@@ -65,7 +69,7 @@ def test_begin_and_end_are_separate_rows_with_one_id_and_their_parent(tmp_path: 
     rows = read(tmp_path / "events.arrows")
     assert [(row["edge"], row["kind"], row["parent_event_id"]) for row in rows] == [
         ("begin", "release", None),
-        ("point", "free", outer.event_id),
+        ("point", "free", outer[0]),
         ("end", "release", None),
     ]
     assert rows[0]["event_id"] == rows[2]["event_id"] == (2 << 40) + 1
@@ -73,7 +77,7 @@ def test_begin_and_end_are_separate_rows_with_one_id_and_their_parent(tmp_path: 
         (1, "forward", threading.get_native_id())
     }
     assert [tuple(row.values()) for row in read(tmp_path / "event_params.arrows")] == [
-        (outer.event_id, 7, None, None),
+        (outer[0], 7, None, None),
         (freed, 7, 0xABC, 11),
     ]
     assert spy.calls == [("push", "release layers.0"), ("mark", "free layers.0.weight"), ("pop", "release layers.0")]
@@ -81,22 +85,25 @@ def test_begin_and_end_are_separate_rows_with_one_id_and_their_parent(tmp_path: 
 
 def test_phases_do_not_become_parents(tmp_path: Path) -> None:
     recorder, spy = make(tmp_path)
-    phase = recorder.begin(recorder.known(Kind.PHASE, "forward"), nested=False)
+    phase = recorder.begin(recorder.known(Kind.PHASE, "forward", nested=False))
     fetch = recorder.begin(recorder.known(Kind.FETCH, "layers.0"))
     recorder.end(phase)
     recorder.end(fetch)
-    assert (phase.parent, fetch.parent) == (None, None)
+    recorder.log.close()
+    assert {row["parent_event_id"] for row in read(tmp_path / "events.arrows")} == {None}
     assert spy.calls[-2:] == [("end", "phase forward"), ("pop", "fetch layers.0")]
 
 
 def test_threads_have_stacks_of_their_own(tmp_path: Path) -> None:
     recorder, _ = make(tmp_path)
     recorder.begin(recorder.known(Kind.FETCH, "main"))
-    others: list[int | None] = []
-    thread = threading.Thread(target=lambda: others.append(recorder.begin(recorder.known(Kind.FETCH, "other")).parent))
+    thread = threading.Thread(target=lambda: recorder.begin(recorder.known(Kind.FETCH, "other")))
     thread.start()
     thread.join()
-    assert others == [None]
+    recorder.log.close()
+    rows = read(tmp_path / "events.arrows")
+    assert [(row["target"], row["parent_event_id"]) for row in rows] == [("main", None), ("other", None)]
+    assert len({row["thread_id"] for row in rows}) == 2
 
 
 def test_a_log_without_an_end_keeps_what_was_flushed(tmp_path: Path) -> None:
@@ -140,7 +147,7 @@ def test_counters_that_are_not_sampled_are_read_at_phases_only(tmp_path: Path) -
 
     clock = itertools.count(1000).__next__
     recorder = Recorder(2, EventLog(tmp_path, clock), [], Counting(), clock, sampled=False)
-    phase = recorder.begin(recorder.known(Kind.PHASE, "forward"), nested=False)
+    phase = recorder.begin(recorder.known(Kind.PHASE, "forward", nested=False))
     recorder.end(recorder.begin(recorder.known(Kind.FETCH, "layers.0")))
     recorder.end(phase)
     recorder.log.close()
@@ -164,4 +171,4 @@ def test_an_end_closes_what_an_exception_left_open_inside(tmp_path: Path) -> Non
     recorder.begin(recorder.known(Kind.GATHER, "layers.0.weight"))
     recorder.end(outer)
     assert spy.calls[-2:] == [("pop", "gather layers.0.weight"), ("pop", "release layers.0")]
-    assert recorder.current() is None
+    assert recorder.current() == NONE

@@ -115,3 +115,23 @@ def test_a_storage_that_several_nodes_saved_counts_once_with_its_whole_size() ->
 def test_what_lies_on_another_device_is_not_registered(tmp_path: Path) -> None:
     storages = Storages(EventLog(tmp_path, lambda: 0), lambda: 0, device="cuda:0")
     assert storages.register(torch.ones(8), Stored.OPTIMIZER_STATE, "offloaded") is None
+
+
+def test_the_next_storage_at_an_ended_ones_place_is_another(tmp_path: Path) -> None:
+    """Ends are heard at a flush: until then a new storage may have the address of the old one's object."""
+    log = EventLog(tmp_path, iter(range(1000)).__next__)
+    storages = Storages(log, iter(range(1000)).__next__)
+    numbers = []
+    for _ in range(20):
+        tensor = torch.ones(8)
+        found = storages.register(tensor, Stored.PARAM_FULL, "weight", 0)
+        assert found is not None
+        numbers.append(found.storage_id)
+        del tensor
+    assert len(set(numbers)) == 20
+    log.close()
+    with pa.OSFile(str(tmp_path / "storages.arrows")) as file:
+        rows = pa.ipc.open_stream(file).read_all().to_pylist()
+    assert sorted((row["storage_id"], row["edge"]) for row in rows) == [
+        (number, edge) for number in numbers for edge in ("begin", "end")
+    ]

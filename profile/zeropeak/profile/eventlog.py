@@ -151,8 +151,13 @@ class EventLog:
         self.packed: dict[str, list[int]] = {name: [] for name in WIDTHS}
         self._files = {name: pa.OSFile(str(folder / f"{name}.arrows"), "wb") for name in SCHEMAS}
         self._writers = {name: pa.ipc.new_stream(self._files[name], schema) for name, schema in SCHEMAS.items()}
+        self._before: list[Callable[[], None]] = []
         self.due_ns = clock() + FLUSH_NS
         self.closed = False
+
+    def before_flush(self, call: Callable[[], None]) -> None:
+        """Have ``call`` add the rows that it holds back whenever the log is about to be flushed."""
+        self._before.append(call)
 
     def append(self, stream: str, row: Sequence[object]) -> None:
         """Add one row of a stream that is not packed (values in the order of the stream's schema)."""
@@ -170,6 +175,8 @@ class EventLog:
         with self._lock:
             if self.closed:
                 return
+            for call in self._before:
+                call()
             self.due_ns = self._clock() + FLUSH_NS
             # Rows that other threads append meanwhile stay for the next flush; rows leave when they are written.
             for name, values in self.packed.items():

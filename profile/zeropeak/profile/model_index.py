@@ -106,11 +106,19 @@ class ModelIndex:
                 ),
             )
 
+    def register_gradients(self, storages: Storages, optimizer: Any) -> None:
+        """Register what a backward leaves and is not yet known: gradients, whole and of the shards."""
+        for number, param in enumerate(self._params):
+            if param.grad is not None:
+                storages.register(param.grad, Stored.GRADIENT_FULL, self.param_names[number], number)
+        for category, owner, tensor in _optimizer_tensors(optimizer):
+            storages.register(tensor, category, owner)
+
     def register_storages(self, storages: Storages, optimizer: Any) -> None:
         """Register what is alive now and not yet known: shards, masters, optimizer states, gradients, buffers."""
         for number, param in enumerate(self._params):
             shard = getattr(param, "ds_tensor", None)
-            if shard is not None and self._shards[number]() is shard and param.grad is None:
+            if shard is not None and self._shards[number]() is shard:
                 continue  # known from an earlier mark, as all but a few are
             self._shards[number] = _nothing if shard is None else weakref.ref(shard)
             name = self.param_names[number]
@@ -122,16 +130,13 @@ class ModelIndex:
                 storages.register(
                     shard, Stored.PARAM_SHARD, "flat shards" if shared else name, None if shared else number
                 )
-            if param.grad is not None:
-                storages.register(param.grad, Stored.GRADIENT_FULL, name, number)
         for number in self._persistent:
             storages.register(self._params[number], Stored.PARAM_PERSISTENT, self.param_names[number], number)
         if not self._buffers_known:
             self._buffers_known = True
             for name, buffer in self.model.named_buffers():
                 storages.register(buffer, Stored.MODULE_BUFFER, name)
-        for category, owner, tensor in _optimizer_tensors(optimizer):
-            storages.register(tensor, category, owner)
+        self.register_gradients(storages, optimizer)
 
 
 def _nothing() -> None:

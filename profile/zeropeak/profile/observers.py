@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from zeropeak.profile.guard import RAISED
 from zeropeak.profile.labels import Kind, Stored
+from zeropeak.profile.looked_up import OneModule, ParamGroup
 from zeropeak.profile.model_index import bucket_tensors
+from zeropeak.profile.packed import NONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,76 +30,82 @@ class Observers:
         self.storages = storages
         self.index: ModelIndex | None = None
         self.spans: SequenceSpans | None = None
-        self._modules: dict[int, _Module] = {}
-        self._frees: dict[int, Known] = {}
+        self._modules: dict[int, OneModule] = {}
+        self._groups: dict[tuple[int, ...], ParamGroup] = {}
+        self._frees: list[Known] = []
         self._contexts: dict[int, OpenEvent] = {}
-        self._local = threading.local()
+        # DeepSpeed's schedule runs on one thread at a time.
+        self._running: OneModule | None = None
+        self._in_context = False
+        self._buckets_seen = -1
 
     def attach(self, index: ModelIndex) -> None:
         """Start recording, with names from ``index``."""
         self.index = index
+        self._frees = [self.recorder.known(Kind.FREE, name) for name in index.param_names]
 
     # Modules
 
     def forward_begins(self, offload: object, module: Any, *_: object) -> None:
         """A module's forward begins, before its parameters are fetched."""
-        self._local.module = module
-        self.module_begins(module, forward=True)
+        if self.index is not None:
+            self._running = about = self._modules.get(id(module)) or self._learn(module)
+            if self.spans is not None:
+                self.spans.enter(about.number)
+            about.open_forward.append(self.recorder.begin(about.forward, about.number))
 
     def forward_ended(self, token: object, result: object, offload: object, module: Any, *_: object) -> None:
         """A module's forward ended and its parameters were released."""
-        self._local.module = None
-        self.module_ended(module, forward=True)
+        self._running = None
+        self._module_ended(module, forward=True)
 
     def backward_begins(self, offload: object, module: Any, *_: object) -> None:
         """A module's backward begins, before its parameters are fetched."""
-        self._local.module = module
-        self.module_begins(module, forward=False)
+        if self.index is not None:
+            self._running = about = self._modules.get(id(module)) or self._learn(module)
+            about.open_backward.append(self.recorder.begin(about.backward, about.number))
 
     def backward_ended(self, token: object, result: object, offload: object, module: Any, *_: object) -> None:
         """A module's backward ended and its parameters were released."""
-        self._local.module = None
-        self.module_ended(module, forward=False)
+        self._running = None
+        self._module_ended(module, forward=False)
 
-    def module_begins(self, module: Any, *, forward: bool) -> None:
-        """Open a module's range."""
-        if self.index is None:
-            return
-        about = self._modules.get(id(module)) or self._learn(module)
-        if forward and self.spans is not None:
-            self.spans.enter(about.number)
-        known = about.forward if forward else about.backward
-        about.open.append((forward, self.recorder.begin(known, about.number, (), False)))
-
-    def module_ended(self, module: Any, *, forward: bool) -> None:
+    def _module_ended(self, module: Any, *, forward: bool) -> None:
         """Close a module's innermost range."""
-        if self.index is None:
+        about = self._modules.get(id(module))
+        if about is None:
             return
-        about = self._modules.get(id(module)) or self._learn(module)
         if forward and self.spans is not None:
             self.spans.leave(about.number)
-        for place in range(len(about.open) - 1, -1, -1):
-            if about.open[place][0] is forward:
-                self.recorder.end(about.open.pop(place)[1])
-                return
+        opened = about.open_forward if forward else about.open_backward
+        if opened:
+            self.recorder.end(opened.pop())
 
     def end_modules(self) -> None:
         """Close modules that are still open: the phase ended without their hook (no gradient, or an exception)."""
         for about in self._modules.values():
-            while about.open:
-                self.recorder.end(about.open.pop()[1])
+            for opened in (about.open_forward, about.open_backward):
+                while opened:
+                    self.recorder.end(opened.pop())
 
-    def _learn(self, module: Any) -> _Module:
+    def _learn(self, module: Any) -> OneModule:
         assert self.index is not None
         name, known = self.index.module_name(module), self.recorder.known
         # A leaf module (z3_leaf_module) is fetched and released with everything below it.
-        own = module.parameters() if getattr(module, "_z3_leaf", False) else module._parameters.values()
-        about = _Module(
-            self.index.module_id(module),
-            known(Kind.MODULE, f"{name} forward"),
-            known(Kind.MODULE, f"{name} backward"),
+        own = list(module.parameters() if getattr(module, "_z3_leaf", False) else module._parameters.values())
+        # What is persistent is never released: a module that owns nothing else has no releases.
+        params = [param for param in own if param is not None and not getattr(param, "ds_persist", False)]
+        number = self.index.module_id(module)
+        about = OneModule(
+            module,
+            NONE if number is None else number,
+            known(Kind.MODULE, f"{name} forward", nested=False),
+            known(Kind.MODULE, f"{name} backward", nested=False),
             known(Kind.RELEASE, name),
-            [param for param in own if param is not None],
+            known(Kind.FETCH, name),
+            params,
+            frozenset(id(param) for param in own),
+            [],
             [],
         )
         self._modules[id(module)] = about
@@ -110,17 +117,14 @@ class Observers:
         """An all-gather is launched for ``params``."""
         if self.index is None:
             return None
-        missing = [param for param in params if _status(param) == "NOT_AVAILABLE"]
+        missing = [param for param in params if param.ds_status._name_ == "NOT_AVAILABLE"]
         if not missing:
             return None
-        module = getattr(self._local, "module", None)
-        own = module is not None and all(self._uses(module, param) for param in missing)
-        ids = self.index.ids_of(missing)
-        if own:
-            known = self.recorder.known(Kind.FETCH, self.index.module_name(module))
-            return self.recorder.begin(known, self.index.module_id(module), ids)
-        running = self.index.module_id(module) if module is not None else None
-        return self.recorder.begin(self.recorder.known(Kind.PREFETCH, self.index.target(ids)), running, ids)
+        running = self._running
+        group = self._group(missing)
+        if running is not None and all(running.uses(param) for param in missing):
+            return self.recorder.begin(running.fetch, running.number, group.ids)
+        return self.recorder.begin(group.prefetch, NONE if running is None else running.number, group.ids)
 
     def ended(self, token: OpenEvent | None, *_: object, **__: object) -> None:
         """Close the event that the ``before`` observer opened."""
@@ -134,7 +138,7 @@ class Observers:
         self.storages.register(
             handle.partitions[0],
             Stored.GATHER_BUFFER,
-            self.index.target(self.index.ids_of(handle.params)),
+            self._group(handle.params).target,
             event_id=self.recorder.current(),
         )
 
@@ -143,7 +147,7 @@ class Observers:
     ) -> None:
         """A gather of one parameter: its data is a view of the gather's own buffer from here on."""
         if self.index is not None and param.data.numel():
-            self._register_full(param)
+            self._register_full(param, self.recorder.current())
 
     def coalesced_wait_begins(self, handle: Any, *_: object, **__: object) -> tuple[OpenEvent, list[Any]] | None:
         """The compute side waits for a gather of several parameters."""
@@ -166,9 +170,9 @@ class Observers:
         opened, params = token
         if result is not RAISED:
             for param in params:
-                number, storage = self._register_full(param)
-                if number is not None and storage is not None:
-                    self.recorder.moved(opened, number, storage.address, storage.storage_id)
+                storage = self._register_full(param, opened[0])
+                if storage is not None:
+                    self.recorder.moved(opened, self.index.param_ids[id(param)], storage.address, storage.storage_id)
         self.recorder.end(opened)
 
     # Release and free
@@ -181,8 +185,8 @@ class Observers:
             return None
         about = self._modules.get(id(module)) or self._learn(module)
         if not about.params:
-            return None  # containers and activations own nothing: their release is no event
-        held = [param for param in about.params if _status(param) == "AVAILABLE"]
+            return None  # containers, activations and norms let go of nothing: their release is no event
+        held = [param for param in about.params if param.ds_status._name_ == "AVAILABLE"]
         return self.recorder.begin(about.release, about.number), held
 
     def release_ended(self, token: tuple[OpenEvent, list[Any]] | None, *_: object, **__: object) -> None:
@@ -190,8 +194,10 @@ class Observers:
         if token is None or self.index is None:
             return
         opened, held = token
-        for number in self.index.ids_of(param for param in held if _status(param) == "NOT_AVAILABLE"):
-            self.recorder.moved(opened, number)
+        numbers = self.index.param_ids
+        for param in held:
+            if param.ds_status._name_ == "NOT_AVAILABLE" and id(param) in numbers:
+                self.recorder.moved(opened, numbers[id(param)])
         self.recorder.end(opened)
 
     def leftovers_begin(self, *_: object) -> OpenEvent | None:
@@ -202,32 +208,28 @@ class Observers:
         """Every parameter is released, before the optimizer step."""
         return None if self.index is None else self._begin(Kind.RELEASE, "all parameters")
 
-    def free_begins(self, param: Any) -> tuple[int, Any, int, bool] | None:
+    def free_begins(self, param: Any) -> tuple[int, Alive, int] | None:
         """A parameter is about to let go of its full storage."""
         if self.index is None:
             # zero.Init partitions while it builds. No event yet, since names are unknown; but the storage's end is
             # logged: gloo drops its last reference on a thread whose frees no profiler reports.
             self.storages.register(param.data, Stored.PARAM_FULL, None)
             return None
-        number, storage = self._register_full(param)
-        if number is None or storage is None:
+        storage = self._register_full(param, NONE)
+        if storage is None:
             return None
+        number = self.index.param_ids[id(param)]
         # With one rank in the group nothing is gathered: the full parameter is the shard, and stays by design.
-        shard = getattr(param, "ds_tensor", None)
-        kept = shard is not None and shard.untyped_storage()._cdata == param.data.untyped_storage()._cdata
-        released = None if kept else storage.storage_id
-        known = self._frees.get(number)
-        if known is None:
-            known = self._frees[number] = self.recorder.known(Kind.FREE, self.index.param_names[number])
-        event = self.recorder.point(known, number, storage.address, released)
-        return number, storage, event, kept
+        if _is_shard(param):
+            self.recorder.point(self._frees[number], number, storage.address, NONE)
+            return None
+        return number, storage, self.recorder.point(self._frees[number], number, storage.address, storage.storage_id)
 
-    def free_ended(self, token: tuple[int, Any, int, bool] | None, result: object, *_: object) -> None:
+    def free_ended(self, token: tuple[int, Alive, int] | None, result: object, *_: object) -> None:
         """It let go: whether the storage ended shows in the registry."""
-        if token is not None and result is not RAISED:
-            number, storage, event, kept = token
-            if not kept and storage.reference() is not None:
-                self.storages.release(storage, number, event)
+        if token is not None and result is not RAISED and token[1]() is not None:
+            number, storage, event = token
+            self.storages.release(storage, number, event)
 
     # Gathers outside the schedule
 
@@ -235,18 +237,18 @@ class Observers:
         """``GatheredParameters`` gathers."""
         if self.index is not None and context.enabled:
             ids = self.index.ids_of(context.params)
-            known = self.recorder.known(Kind.GATHER, self.index.target(ids))
-            self._contexts[id(context)] = self.recorder.begin(known, None, ids, nested=False)
-            self._local.in_context = True
+            known = self.recorder.known(Kind.GATHER, self.index.target(ids), nested=False)
+            self._contexts[id(context)] = self.recorder.begin(known, NONE, ids)
+            self._in_context = True
 
     def gathered_open(self, token: object, result: object, context: Any) -> None:
         """The parameters are gathered until the context is left."""
-        self._local.in_context = False
+        self._in_context = False
         if result is RAISED:
             self.gathered_ended(None, result, context)
         elif id(context) in self._contexts:
             for param in context.params:
-                self._register_full(param)
+                self._register_full(param, self.recorder.current())
 
     def gathered_ended(self, token: object, result: object, context: Any, *_: object) -> None:
         """The context was left and the parameters partitioned again."""
@@ -256,10 +258,9 @@ class Observers:
 
     def external_begins(self, init: object, params: Any, *_: object, **__: object) -> OpenEvent | None:
         """A parameter is gathered by ``param.all_gather()``: used outside the module that owns it."""
-        if self.index is None or getattr(self._local, "in_context", False):
+        if self.index is None or self._in_context:
             return None
-        missing = [param for param in params if _status(param) == "NOT_AVAILABLE"]
-        ids = self.index.ids_of(missing)
+        ids = self.index.ids_of(param for param in params if param.ds_status._name_ == "NOT_AVAILABLE")
         return self._begin(Kind.GATHER, self.index.target(ids), ids) if ids else None
 
     def external_ended(
@@ -269,7 +270,7 @@ class Observers:
         if token is not None:
             if result is not RAISED:
                 for param in params:
-                    self._register_full(param)
+                    self._register_full(param, token[0])
             self.recorder.end(token)
 
     # Gradients and the optimizer
@@ -291,15 +292,17 @@ class Observers:
         """A parameter's whole gradient exists and goes into a bucket, which stages 1 and 2 make for each backward."""
         if self.index is None:
             return
-        for buffer in bucket_tensors(optimizer):
-            self.storages.register(buffer, Stored.GRADIENT_BUCKET, "ipg bucket", event_id=self.recorder.current())
+        event = self.recorder.current()
+        # The buckets' buffers are made before a backward's first gradient.
+        if self._buckets_seen != self.recorder.position.version:
+            self._buckets_seen = self.recorder.position.version
+            for buffer in bucket_tensors(optimizer):
+                self.storages.register(buffer, Stored.GRADIENT_BUCKET, "ipg bucket", event_id=event)
         number = self.index.param_id(param)
         # Gradients that are accumulated in another precision than the parameter's have an attribute of their own.
         grad = param.grad if param.grad is not None else getattr(param, "grad_accum", None)
         if grad is not None and number is not None:
-            self.storages.register(
-                grad, Stored.GRADIENT_FULL, self.index.param_names[number], number, self.recorder.current()
-            )
+            self.storages.register(grad, Stored.GRADIENT_FULL, self.index.param_names[number], number, event)
 
     def reduce_scatters(self, buffer: Any, *_: object, **__: object) -> None:
         """A flat buffer of gradients goes into a collective, whose thread may be the last to let go of it."""
@@ -320,58 +323,41 @@ class Observers:
         if self.index is None:
             return None
         # Parameters are written at the end, when their full storage exists.
-        running = getattr(self._local, "module", None)
-        opened = self.recorder.begin(
-            self.recorder.known(Kind.WAIT, self.index.target(self.index.ids_of(params))),
-            self.index.module_id(running) if running is not None else None,
-        )
-        return opened, params
+        running = self._running
+        return self.recorder.begin(self._group(params).wait, NONE if running is None else running.number), params
 
     def _begin(self, kind: Kind, target: str = "", params: Iterable[int] = ()) -> OpenEvent:
         """An event that no module's hook reports."""
-        return self.recorder.begin(self.recorder.known(kind, target), None, params)
+        return self.recorder.begin(self.recorder.known(kind, target), NONE, params)
 
-    def _register_full(self, param: Any) -> tuple[int | None, Alive | None]:
-        """The parameter's id, and the storage that it has now: registered, if it was not."""
+    def _register_full(self, param: Any, event_id: int) -> Alive | None:
+        """The storage that a parameter of the model has now: registered, if it was not."""
         assert self.index is not None
-        number = self.index.param_id(param)
+        number = self.index.param_ids.get(id(param))
         if number is None:
-            return None, None
-        persistent = getattr(param, "ds_persist", False)
-        return number, self.storages.register(
-            param,
-            Stored.PARAM_PERSISTENT if persistent else Stored.PARAM_FULL,
-            self.index.param_names[number],
-            number,
-            self.recorder.current(),
-        )
+            return None
+        stored = Stored.PARAM_PERSISTENT if getattr(param, "ds_persist", False) else Stored.PARAM_FULL
+        return self.storages.register(param, stored, self.index.param_names[number], number, event_id)
 
-    @staticmethod
-    def _uses(module: Any, param: object) -> bool:
-        if any(own is param for own in module._parameters.values()):
-            return True
-        external = getattr(module, "_external_params", {})
-        if any(own is param for own in external.values()):
-            return True
-        # A leaf module (z3_leaf_module) is fetched with everything below it.
-        return bool(getattr(module, "_z3_leaf", False)) and any(own is param for own in module.parameters())
+    def _group(self, params: Iterable[Any]) -> ParamGroup:
+        """What is known of parameters that are moved together."""
+        assert self.index is not None
+        numbers = self.index.param_ids
+        key = tuple([numbers[id(param)] for param in params if id(param) in numbers])
+        group = self._groups.get(key)
+        if group is None:
+            ids = sorted(key)
+            target, known = self.index.target(ids), self.recorder.known
+            group = self._groups[key] = ParamGroup(ids, target, known(Kind.PREFETCH, target), known(Kind.WAIT, target))
+        return group
 
 
-class _Module(NamedTuple):
-    """What is looked up once for a module: its id, its events, its parameters; and its open ranges (forward or not)."""
-
-    number: int | None
-    forward: Known
-    backward: Known
-    release: Known
-    params: list[Any]
-    open: list[tuple[bool, OpenEvent]]
-
-
-def _status(param: Any) -> str:
-    """Name of the parameter's ZeRO status; not through ``name``, which is a call into Python each time."""
-    status: str = param.ds_status._name_
-    return status
+def _is_shard(param: Any) -> bool:
+    """Whether the full parameter and its shard are one storage."""
+    shard = getattr(param, "ds_tensor", None)
+    if shard is None or shard.ds_numel < param.ds_numel:
+        return False
+    return bool(shard.untyped_storage()._cdata == param.untyped_storage()._cdata)
 
 
 def _private(handle: Any, name: str) -> Any:

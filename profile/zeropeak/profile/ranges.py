@@ -22,19 +22,22 @@ INJECTION_VARIABLE: Final = "NVTX_INJECTION64_PATH"
 class Ranges(Protocol):
     """One kind of range that events are shown as."""
 
-    def push(self, name: str, category: str, event_id: int) -> object:
+    def handle(self, name: str, category: str) -> Any:
+        """What shows events of a name: asked for once, given to the others again and again."""
+
+    def push(self, handle: Any, event_id: int) -> object:
         """Open a range that is closed on the same thread in reverse order."""
 
     def pop(self, token: object) -> None:
         """Close what :meth:`push` opened."""
 
-    def start(self, name: str, category: str, event_id: int) -> object:
+    def start(self, handle: Any, event_id: int) -> object:
         """Open a range that any thread may close at any time."""
 
     def end(self, token: object) -> None:
         """Close what :meth:`start` opened."""
 
-    def mark(self, name: str, category: str, event_id: int) -> None:
+    def mark(self, handle: Any, event_id: int) -> None:
         """A point in time."""
 
 
@@ -60,7 +63,6 @@ class NvtxRanges:
                 f"nsys is attached but nvtx {installed} records nothing with this nsys: "
                 "pip install nvtx==0.2.11, or use nsys 2025 or newer"
             )
-        self._attributes: dict[str, Any] = {}
         self._lock = threading.Lock()
         if hasattr(self._domain, "push_range"):  # nvtx >= 0.2.12
             self._push = self._domain.push_range
@@ -76,37 +78,36 @@ class NvtxRanges:
             self._end = library.end_range
             self._mark = lambda attributes: library.mark(attributes, handle)
 
-    def push(self, name: str, category: str, event_id: int) -> object:
+    def handle(self, name: str, category: str) -> Any:
+        """See :class:`Ranges`."""
+        return self._domain.get_event_attributes(name, _COLORS.get(category, "gray"), category, 0)
+
+    def push(self, handle: Any, event_id: int) -> object:
         """See :class:`Ranges`."""
         with self._lock:  # two threads may use one attributes object
-            return self._push(self._attributes_of(name, category, event_id))
+            handle.payload = event_id
+            return self._push(handle)
 
     def pop(self, token: object) -> None:
         """See :class:`Ranges`."""
         self._pop()
 
-    def start(self, name: str, category: str, event_id: int) -> object:
+    def start(self, handle: Any, event_id: int) -> object:
         """See :class:`Ranges`."""
         with self._lock:
-            token: object = self._start(self._attributes_of(name, category, event_id))
+            handle.payload = event_id
+            token: object = self._start(handle)
         return token
 
     def end(self, token: object) -> None:
         """See :class:`Ranges`."""
         self._end(token)
 
-    def mark(self, name: str, category: str, event_id: int) -> None:
+    def mark(self, handle: Any, event_id: int) -> None:
         """See :class:`Ranges`."""
         with self._lock:
-            self._mark(self._attributes_of(name, category, event_id))
-
-    def _attributes_of(self, name: str, category: str, event_id: int) -> object:
-        attributes = self._attributes.get(name)
-        if attributes is None:
-            attributes = self._domain.get_event_attributes(name, _COLORS.get(category, "gray"), category, 0)
-            self._attributes[name] = attributes
-        attributes.payload = event_id
-        return attributes
+            handle.payload = event_id
+            self._mark(handle)
 
 
 _COLORS: Final = {
@@ -135,9 +136,13 @@ class RecordFunctionRanges:
     def __init__(self) -> None:
         self._range = import_module("torch._C._profiler")._RecordFunctionFast
 
-    def push(self, name: str, category: str, event_id: int) -> object:
+    def handle(self, name: str, category: str) -> str:
         """See :class:`Ranges`."""
-        opened = self._range(RECORD_PREFIX + name, [], {"event_id": event_id})
+        return RECORD_PREFIX + name
+
+    def push(self, handle: str, event_id: int) -> object:
+        """See :class:`Ranges`."""
+        opened = self._range(handle, [], {"event_id": event_id})
         opened.__enter__()
         return opened
 
@@ -145,14 +150,14 @@ class RecordFunctionRanges:
         """See :class:`Ranges`."""
         token.__exit__(None, None, None)  # type: ignore[attr-defined]
 
-    def start(self, name: str, category: str, event_id: int) -> object:
+    def start(self, handle: str, event_id: int) -> object:
         """See :class:`Ranges`."""
-        self.mark(name, category, event_id)
+        self.mark(handle, event_id)
         return None
 
     def end(self, token: object) -> None:
         """See :class:`Ranges`."""
 
-    def mark(self, name: str, category: str, event_id: int) -> None:
+    def mark(self, handle: str, event_id: int) -> None:
         """See :class:`Ranges`."""
-        self.pop(self.push(name, category, event_id))
+        self.pop(self.push(handle, event_id))

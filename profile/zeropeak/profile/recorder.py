@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from zeropeak.profile.eventlog import FLUSH_VALUES
 from zeropeak.profile.labels import Kind, Phase, event_id, range_name
@@ -45,22 +45,31 @@ class Position:
         self.version += 1
 
 
-class OpenEvent:
-    """An event that has begun."""
+class Known:
+    """A kind and target that :meth:`Recorder.known` has looked up: what happens again and again is looked up once.
 
-    __slots__ = ("event_id", "nested", "parent", "read", "tokens", "what")
+    Attributes:
+        number: in the log's ``whats``.
+        read: whether its events read the counters.
+        nested: whether they end on their thread before anything that was open when they began.
+        handles: what each kind of range shows them by.
+    """
 
-    def __init__(self, event_id: int, what: int, parent: int | None, nested: bool, read: bool) -> None:
-        self.event_id = event_id
-        self.what = what
-        self.parent = parent
-        self.nested = nested
+    __slots__ = ("handles", "nested", "number", "read")
+
+    def __init__(self, number: int, handles: list[Any], *, read: bool, nested: bool) -> None:
+        self.number = number
+        self.handles = handles
         self.read = read
-        self.tokens: list[object] = []
+        self.nested = nested
+
+
+OpenEvent = tuple[int, Known, list[Any] | None]
+"""An event that has begun: its id, what it is, and what opening its ranges gave (None without ranges)."""
 
 
 class _Thread:
-    """What the recorder keeps for each thread: its open events, and its context as of a position's version."""
+    """What the recorder keeps for each thread: its open nested events, and its context as of a position's version."""
 
     __slots__ = ("context", "native_id", "stack", "version")
 
@@ -71,27 +80,12 @@ class _Thread:
         self.context = 0
 
 
-class Known(NamedTuple):
-    """A kind and target that :meth:`Recorder.known` has looked up: what happens again and again is looked up once.
-
-    Attributes:
-        number: in the log's ``whats``.
-        name: of its range.
-        category: its kind's word.
-        read: whether its events read the counters.
-    """
-
-    number: int
-    name: str
-    category: str
-    read: bool
-
-
 class Recorder:
     """Writes events of one rank.
 
-    Runs thousands of times a step, so it is written for few calls: what repeats is looked up, what does not is one row
-    of integers (``benchmarks/overhead.py`` has the figures).
+    Runs thousands of times a step, each time between work that has pushed it out of the processor's caches: it touches
+    as little memory as it can. What repeats is looked up once, what does not is one row of integers
+    (``benchmarks/overhead.py`` has the figures).
 
     Args:
         rank: global rank.
@@ -120,6 +114,7 @@ class Recorder:
         self.clock = clock
         self._ranges = list(ranges)
         self._sampled = sampled
+        self._stream = counters.stream
         self._next = itertools.count(event_id(rank, 1)).__next__
         self._local = threading.local()
         self._known: dict[str, Known] = {}
@@ -127,75 +122,124 @@ class Recorder:
         self._add_param = log.adder("event_params")
         self._params = log.packed["event_params"]
 
-    def known(self, kind: Kind, target: str = "") -> Known:
-        """What stands for a kind and the name it acts on; see :func:`zeropeak.profile.labels.range_name`."""
-        # A key of text: an enum member's hash is a call into Python.
-        known = self._known.get(kind + target)
+    def known(self, kind: Kind, target: str = "", *, nested: bool = True) -> Known:
+        """What stands for a kind and the name it acts on.
+
+        Args:
+            kind: what it is.
+            target: see :func:`zeropeak.profile.labels.range_name`.
+            nested: its events end on their thread before anything that was open when they began; False for modules,
+                phases and contexts.
+        """
+        key = f"{kind.value} {target}" if nested else f"{kind.value}: {target}"
+        known = self._known.get(key)
         if known is None:
-            number = self.log.whats.of(What(kind, target))
-            known = Known(number, range_name(kind, target), kind.value, self._sampled or kind is Kind.PHASE)
-            known = self._known.setdefault(kind + target, known)
+            name = range_name(kind, target)
+            known = Known(
+                self.log.whats.of(What(kind, target)),
+                [ranges.handle(name, kind.value) for ranges in self._ranges],
+                read=self._sampled or kind is Kind.PHASE,
+                nested=nested,
+            )
+            known = self._known.setdefault(key, known)
         return known
 
-    def begin(
-        self, known: Known, module_id: int | None = None, params: Iterable[int] = (), nested: bool = True
-    ) -> OpenEvent:
+    def begin(self, known: Known, module_id: int = NONE, params: Iterable[int] = ()) -> OpenEvent:
         """Open an event.
 
         Args:
             known: what it is, and on what.
             module_id: module that is running or letting go.
             params: ids of the parameters it moves.
-            nested: it ends on this thread before anything that is open now; False for modules, phases and gathers.
         """
         thread = self._thread()
         stack = thread.stack
-        parent = stack[-1].event_id if stack else None
-        opened = OpenEvent(self._next(), known.number, parent, nested, known.read)
-        self._write(BEGIN, opened, module_id, thread.context, self.counters.stream() if nested else None)
+        number = self._next()
+        allocated, reserved = self._memory() if known.read else _UNREAD
+        stream = self._stream() if known.nested else None
+        now = self.clock()
+        self._add(
+            (
+                number,
+                BEGIN,
+                now,
+                known.number,
+                module_id,
+                thread.context,
+                NONE if stream is None else stream,
+                allocated,
+                reserved,
+                stack[-1][0] if stack else NONE,
+            )
+        )
         for param in params:
-            self._add_param((opened.event_id, param, NONE, NONE))
-        for ranges in self._ranges:
-            show = ranges.push if nested else ranges.start
-            opened.tokens.append(show(known.name, known.category, opened.event_id))
-        if nested:
+            self._add_param((number, param, NONE, NONE))
+        opened = number, known, self._show(known, number) if known.handles else None
+        if known.nested:
             stack.append(opened)
+        if now > self.log.due_ns:
+            self.log.flush()
         return opened
 
     def end(self, opened: OpenEvent) -> None:
         """Close an event, and first whatever is still open inside it: an exception can skip an inner end."""
         thread = self._thread()
-        if opened.nested:
+        if opened[1].nested:
             stack = thread.stack
-            while opened in stack and (inner := stack.pop()) is not opened:
-                self._close(inner, thread)
+            if stack and stack[-1] is opened:
+                stack.pop()
+            elif opened in stack:
+                while (inner := stack.pop()) is not opened:
+                    self._close(inner, thread)
         self._close(opened, thread)
 
     def _close(self, opened: OpenEvent, thread: _Thread) -> None:
-        for ranges, token in zip(reversed(self._ranges), reversed(opened.tokens), strict=True):
-            (ranges.pop if opened.nested else ranges.end)(token)
-        self._write(END, opened, None, thread.context, None)
+        number, known, tokens = opened
+        if tokens is not None:
+            for ranges, token in zip(reversed(self._ranges), reversed(tokens), strict=True):
+                (ranges.pop if known.nested else ranges.end)(token)
+        allocated, reserved = self._memory() if known.read else _UNREAD
+        now = self.clock()
+        self._add((number, END, now, known.number, NONE, thread.context, NONE, allocated, reserved, NONE))
+        if now > self.log.due_ns or len(self._params) > FLUSH_VALUES:
+            self.log.flush()
 
-    def point(self, known: Known, param_id: int, address: int, storage_id: int | None) -> int:
+    def point(self, known: Known, param_id: int, address: int, storage_id: int) -> int:
         """Record a moment.
 
         Args:
             known: what it is, and on what.
             param_id: parameter that it drops.
             address: of its full storage.
-            storage_id: registered storage; None for one that stays by design.
+            storage_id: registered storage; NONE for one that stays by design.
 
         Returns:
             The event's id.
         """
         thread = self._thread()
         stack = thread.stack
-        moment = OpenEvent(self._next(), known.number, stack[-1].event_id if stack else None, True, known.read)
-        self._write(POINT, moment, None, thread.context, self.counters.stream())
-        self._add_param((moment.event_id, param_id, address, NONE if storage_id is None else storage_id))
-        for ranges in self._ranges:
-            ranges.mark(known.name, known.category, moment.event_id)
-        return moment.event_id
+        number = self._next()
+        allocated, reserved = self._memory() if known.read else _UNREAD
+        stream = self._stream()
+        self._add(
+            (
+                number,
+                POINT,
+                self.clock(),
+                known.number,
+                NONE,
+                thread.context,
+                NONE if stream is None else stream,
+                allocated,
+                reserved,
+                stack[-1][0] if stack else NONE,
+            )
+        )
+        self._add_param((number, param_id, address, storage_id))
+        if known.handles:
+            for ranges, handle in zip(self._ranges, known.handles, strict=True):
+                ranges.mark(handle, number)
+        return number
 
     def moved(self, opened: OpenEvent, param_id: int, address: int = NONE, storage_id: int = NONE) -> None:
         """Note a parameter that an event moved, known only while it runs.
@@ -206,12 +250,12 @@ class Recorder:
             address: of its full storage, where it exists.
             storage_id: registered storage.
         """
-        self._add_param((opened.event_id, param_id, address, storage_id))
+        self._add_param((opened[0], param_id, address, storage_id))
 
-    def current(self) -> int | None:
-        """Id of the innermost nested event on this thread."""
+    def current(self) -> int:
+        """Id of the innermost nested event on this thread; NONE without one."""
         stack = self._thread().stack
-        return stack[-1].event_id if stack else None
+        return stack[-1][0] if stack else NONE
 
     def _thread(self) -> _Thread:
         try:
@@ -225,28 +269,17 @@ class Recorder:
             thread.context = self.log.contexts.of(Context(thread.native_id, position.step, position.micro_step, phase))
         return thread
 
-    def _write(self, edge: int, event: OpenEvent, module_id: int | None, context: int, stream: int | None) -> None:
-        allocated = reserved = NONE
-        if event.read:
-            reading = self.counters.read()
-            if reading.allocated_bytes is not None:
-                allocated = reading.allocated_bytes
-            if reading.reserved_bytes is not None:
-                reserved = reading.reserved_bytes
-        now = self.clock()
-        self._add(
-            (
-                event.event_id,
-                edge,
-                now,
-                event.what,
-                NONE if module_id is None else module_id,
-                context,
-                NONE if stream is None else stream,
-                allocated,
-                reserved,
-                NONE if edge == END or event.parent is None else event.parent,
-            )
-        )
-        if now > self.log.due_ns or len(self._params) > FLUSH_VALUES:
-            self.log.flush()
+    def _show(self, known: Known, number: int) -> list[Any]:
+        """Open the event's ranges; what each gave."""
+        return [
+            (ranges.push if known.nested else ranges.start)(handle, number)
+            for ranges, handle in zip(self._ranges, known.handles, strict=True)
+        ]
+
+    def _memory(self) -> tuple[int, int]:
+        """Allocated and reserved bytes now; NONE where the device keeps no such counter."""
+        allocated, reserved = self.counters.read()
+        return NONE if allocated is None else allocated, NONE if reserved is None else reserved
+
+
+_UNREAD: Final = (NONE, NONE)

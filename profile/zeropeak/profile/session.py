@@ -81,6 +81,7 @@ class Session:
         self._handles: list[Any] = []
         self._holder_step = holder_step
         self._phase: OpenEvent | None = None
+        self._written: str | None = None
         self._info: dict[str, Any] = {
             "rank": rank,
             "world_size": world_size,
@@ -213,7 +214,7 @@ class Session:
     def _phase_begins(self, phase: Phase) -> None:
         self._phase_ended()
         self.recorder.position.enter(phase)
-        self._phase = self.recorder.begin(self.recorder.known(Kind.PHASE, phase.value), nested=False)
+        self._phase = self.recorder.begin(self.recorder.known(Kind.PHASE, phase.value, nested=False))
 
     def _phase_ended(self) -> None:
         if self._phase is not None:
@@ -228,10 +229,10 @@ class Session:
         if counters.device == "cpu":
             self._let_go()
         position = self.recorder.position
-        if self.observers.index is not None:
-            # Before the counters are read: what is registered at a mark is known at it. Under a name of its own: an
-            # odd optimizer must not end the marks.
-            register = self.observers.index.register_storages
+        if (index := self.observers.index) is not None and mark != "forward":
+            # Before the counters are read: what is registered at a mark is known at it. A forward makes nothing of
+            # this, a backward gradients. Under a name of its own: an odd optimizer must not end the marks.
+            register = index.register_gradients if mark == "backward" else index.register_storages
             self.guard.call("storages", register, self.storages, self._engine.optimizer)
         reading, highest = counters.read(), counters.window_max()
         counters.reset_window()
@@ -294,7 +295,7 @@ class Session:
         assert self.observers.spans is not None
         keys = {}
         for released in alive:
-            storage = released.storage.reference()
+            storage = released.storage()
             if storage is not None:
                 keys[storage._cdata] = released.storage.storage_id
             del storage
@@ -326,10 +327,10 @@ class Session:
 
     def _hook_modules(self, model: Any) -> None:
         begins = lambda module, *_: self.guard.call(  # noqa: E731
-            "module forward begin", self.observers.module_begins, module, forward=True
+            "module forward begin", self.observers.forward_begins, None, module
         )
         ended = lambda module, *_: self.guard.call(  # noqa: E731
-            "module forward end", self.observers.module_ended, module, forward=True
+            "module forward end", self.observers.forward_ended, None, None, None, module
         )
         for module in model.modules():
             self._handles.append(module.register_forward_pre_hook(begins))
@@ -349,10 +350,14 @@ class Session:
             warn(message)
 
     def _write_info(self) -> None:
+        info = json.dumps(self._info)
+        if info == self._written:
+            return
         path = self.folder / "rank.json"
         draft = path.with_suffix(".json.new")
-        draft.write_text(json.dumps(self._info, indent=1) + "\n")
+        draft.write_text(info + "\n")
         draft.replace(path)
+        self._written = info
 
 
 def _zero_settings(engine: Any) -> dict[str, Any]:
