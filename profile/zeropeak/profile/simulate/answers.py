@@ -41,6 +41,7 @@ class Answer:
 ASSUMPTIONS: Final = (
     "Assumed: no gradient overflows (a step that does makes no optimizer states).",
     "Assumed: the other ranks do what rank 0 does.",
+    "Assumed: no sequence of a batch is padded or packed, which would make attention masks.",
 )
 """What a prediction takes for granted, a sentence each."""
 
@@ -65,6 +66,7 @@ ANSWERS: Final = (
     Answer(_STAGE12, None, 1.0, _NUMBER),
     Answer(_STAGE3, None, 1.0, _NUMBER),
     Answer("deepspeed.runtime.fp16.loss_scaler", None, 1.0, _NUMBER),
+    Answer("transformers.masking_utils", None, 1.0, "assumed: nothing is padded or packed, so a mask is causal alone"),
 )
 """Callers whose question has an answer, more specific ones first."""
 

@@ -132,6 +132,23 @@ def deepspeed_patches() -> list[Patch]:
     return found
 
 
+def transformers_patches() -> list[Patch]:
+    """Patches of transformers; of names that this version has."""
+    owner = import_module("transformers.masking_utils")
+    original = getattr(owner, "is_tracing", None)
+    if original is None:
+        return []
+    return [
+        Patch(
+            owner,
+            "is_tracing",
+            lambda tensor=None: original(),
+            "tensors without data are taken for a graph that is being traced, for which masks are always made; a run "
+            "makes none when nothing is padded",
+        )
+    ]
+
+
 class InPlace:
     """Compiled kernels of an optimizer: they change tensors in place and allocate nothing."""
 

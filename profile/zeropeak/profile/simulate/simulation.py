@@ -20,7 +20,7 @@ from zeropeak.profile.simulate.device import NAME, TYPE, register
 from zeropeak.profile.simulate.kernels import Kernels
 from zeropeak.profile.simulate.ledger import Ledger
 from zeropeak.profile.simulate.order import Order
-from zeropeak.profile.simulate.patches import Patches, deepspeed_patches, torch_patches
+from zeropeak.profile.simulate.patches import Patches, deepspeed_patches, torch_patches, transformers_patches
 from zeropeak.profile.simulate.slices import slice_patches
 from zeropeak.profile.simulate.streams import Streams
 from zeropeak.profile.simulate.tracker import Tracker
@@ -85,7 +85,8 @@ class Simulation:
         )
         self._stack.callback(torch.distributed.destroy_process_group)
         deepspeed.init_distributed(dist_backend="fake", dist_init_required=False)
-        self._patches = enter(Patches([*torch_patches(self.ledger), *slice_patches(FakeTensor), *deepspeed_patches()]))
+        patches = [*torch_patches(self.ledger), *slice_patches(FakeTensor), *deepspeed_patches()]
+        self._patches = enter(Patches([*patches, *transformers_patches()]))
         enter(Kernels())
         enter(torch.autograd.set_multithreading_enabled(False))
         enter(Tracker(self.ledger, self.workspaces))
