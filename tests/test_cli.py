@@ -169,3 +169,31 @@ def test_every_verb_has_help_with_an_example(
 @pytest.mark.parametrize(("text", "size"), [("1MiB", 2**20), ("1.5 GiB", 3 * 2**29), ("2GB", 2 * 10**9), ("7", 7)])
 def test_sizes_are_read_with_their_units(text: str, size: int) -> None:
     assert size_bytes(text) == size
+
+
+def test_parse_does_without_pandas_and_writes_the_same(tmp_path: Path) -> None:
+    """pyarrow would import it at the first list that it is handed: a quarter of a second of every parse."""
+    trace = tmp_path / "trace_rank0.json"
+    event = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1.0, "dur": 2.0, "args": {"stream": 7}}
+    trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [event], "baseTimeNanoseconds": 0}))
+    watched = (
+        "import sys, zeropeak.cli.main as main; code = 1\n"
+        "try: main.run()\n"
+        "except SystemExit as end: code = end.code\n"
+        "print('pandas' in sys.modules, code)"
+    )
+    tables = []
+    for name, words in (("lean", ["-c", watched]), ("plain", ["-m", "pandas_first"])):
+        (tmp_path / "pandas_first.py").write_text("import pandas\nfrom zeropeak.cli.main import run\nrun()\n")
+        out = tmp_path / name
+        done = subprocess.run(
+            [sys.executable, *words, "parse", str(trace), "--out", str(out)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        )
+        if name == "lean":
+            assert done.stdout.splitlines()[-1] == "False 0"
+        tables.append({str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.parquet")})
+    assert tables[0] == tables[1] != {}

@@ -263,3 +263,12 @@ def test_a_failing_check_fails_the_run(machine: Machine) -> None:
 def test_ci_runs_the_test_verb() -> None:
     assert (CHECKOUT / ".ci/run").read_text().splitlines()[-1] == "exec ./launch.sh test"
     assert os.access(CHECKOUT / ".ci/run", os.X_OK)
+
+
+def test_every_verb_that_runs_something_gets_the_environment(machine: Machine) -> None:
+    from zeropeak.cli.main import VERBS
+
+    machine.run("setup")
+    for verb in VERBS:
+        done = machine.run(verb.NAME, "x")
+        assert f"ran {machine.venv}/bin/python -m " in done.stdout, (verb.NAME, done.stdout, done.stderr)

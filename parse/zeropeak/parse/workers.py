@@ -6,6 +6,7 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from zeropeak.parse.lean import start_lean
 from zeropeak.parse.writer import TableFiles
 from zeropeak.profile.errors import TraceError
 
@@ -38,6 +39,8 @@ def do(
 ) -> Iterator[tuple[J, dict[str, int], R]]:
     """Do jobs, in several processes where that pays; yields each job with rows by table and what ``make`` returned.
 
+    This process does its share: a job in it needs no start and no imports.
+
     Args:
         jobs: one a rank.
         make: writes a job's tables; a function at the top of a module, whose result must pickle.
@@ -52,11 +55,12 @@ def do(
         for job in jobs:
             yield job, *_do_one(job, make)
         return
-    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(_do_one, job, make) for job in jobs]
-        for job, future in zip(jobs, futures, strict=True):
+    with ProcessPoolExecutor(count - 1, multiprocessing.get_context("spawn"), initializer=start_lean) as pool:
+        # Ranks are much alike: every count-th is done here, the others meanwhile.
+        futures = {index: pool.submit(_do_one, job, make) for index, job in enumerate(jobs) if index % count}
+        for index, job in enumerate(jobs):
             try:
-                outcome = future.result()
+                outcome = futures[index].result() if index in futures else _do_one(job, make)
             except TraceError:
                 pool.shutdown(cancel_futures=True)
                 raise

@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from zeropeak.cli import compare, nsys, parse, predict, report, setup, test, torch, verify
+from zeropeak.parse.lean import start_lean
 from zeropeak.profile.errors import ZeropeakError
 from zeropeak.profile.version import __version__
 
@@ -53,6 +54,9 @@ def main(argv: Sequence[str]) -> int:
 
 def run() -> NoReturn:
     """Entry point of the console command ``zeropeak``."""
+    if sys.argv[1:2] == [parse.NAME]:
+        # Here, where the process is the command's alone: the other verbs use pandas.
+        start_lean()
     sys.exit(main(sys.argv[1:]))
 
 
