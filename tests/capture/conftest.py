@@ -83,6 +83,16 @@ def killed(command: Callable[..., Command]) -> Captured:
     return started.finish()
 
 
+@pytest.fixture(scope="session")
+def hung(command: Callable[..., Command]) -> Captured:
+    """Rank 1 stops for good, a little after step 0."""
+    started = command("torch", "stage3", "--ranks", "2", "--steps", "500", "--timeout", "8")
+    started.read_until("step 0 of 500 done")
+    time.sleep(0.5)
+    started.rank(1).send_signal(signal.SIGSTOP)
+    return started.finish()
+
+
 _RAISING = """
 # The training data of rank 1 break in step 1, like a bad sample in a user's script.
 from zeropeak.profile import text

@@ -80,3 +80,17 @@ def test_a_killed_rank_keeps_its_log_up_to_the_last_flush(killed: Captured) -> N
     phases = table(killed.run_dir, "phases")
     assert phases.loc[(phases["rank"] == 2), "end_ns"].isna().any(), "the phase it died in has no end"
     assert verdicts(killed) == ["confirmed"] * 4
+
+
+def test_a_rank_that_hangs_is_named_and_ends_with_the_run(hung: Captured) -> None:
+    """Stopped, it cannot end in order; who waited for it did. That no process is left is checked, too."""
+    assert hung.exit_code == 1, hung.output
+    values = manifest(hung)
+    assert (values["status"], values["failure"]["rank"], values["failure"]["kind"]) == ("failed", 1, "hang")
+    assert values["failure"]["message"] == "hung: rank 0 waited for it in a collective until the timeout"
+    assert "rank 1: hung: rank 0 waited for it" in hung.output
+    ranks = table(hung.run_dir, "ranks").set_index("rank")
+    assert ranks["status"].to_dict() == {0: "failed", 1: "cut"}
+    events = table(hung.run_dir, "zero_events")
+    assert (events["rank"] == 1).sum() > 400
+    assert verdicts(hung) == ["confirmed"] * 2

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from zeropeak.profile import manifest
 from zeropeak.profile.errors import UsageError, ZeropeakError
+from zeropeak.profile.hangs import hung_rank
 from zeropeak.profile.labels import Status
 from zeropeak.profile.processes import Capture
 from zeropeak.profile.version import PACKAGES, installed
@@ -257,6 +258,8 @@ def _verdict(raw: Path, plan: Plan, code: int, reason: str | None) -> tuple[Stat
     for rank, end in ends.items():
         if end.get("ended") == Status.OUT_OF_MEMORY.value:
             return Status.OUT_OF_MEMORY, _failure(rank, "out_of_memory", end.get("error"), code)
+    if (hung := hung_rank(ends, _text(raw / "train.log"))) is not None:
+        return Status.FAILED, _failure(hung[0], "hang", hung[1], code)
     first = _first_failure(raw / "train.log")
     exit_code = first[1] if first is not None else code
     unfinished = [one for one, end in ends.items() if end.get("ended") != Status.COMPLETE.value]
@@ -286,18 +289,22 @@ def _rank_info(raw: Path, rank: int) -> dict[str, Any]:
     return info
 
 
+def _text(log: Path) -> str:
+    return log.read_text(errors="replace") if log.is_file() else ""
+
+
 _ROOT_CAUSE: Final = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 
 
 def _first_failure(log: Path) -> tuple[int, int] | None:
     """(rank, exit status) of the first rank that failed, as torch.distributed.run prints it."""
-    found = _ROOT_CAUSE.search(log.read_text(errors="replace")) if log.is_file() else None
+    found = _ROOT_CAUSE.search(_text(log))
     return (int(found[1]), int(found[2])) if found else None
 
 
 def _last_error(log: Path) -> str | None:
     """Last line of a log that names an error, when no rank came far enough to say it itself."""
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    lines = _text(log).splitlines()
     named = [line.strip() for line in lines if re.search(r"^(\w+\.)*\w*(Error|Exception)\b|^zeropeak: ", line.strip())]
     return named[-1] if named else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from zeropeak.profile.text import batch, read_bytes
@@ -55,11 +56,22 @@ def init_process_group(plan: Plan) -> None:
         os.environ.update(RANK="0", LOCAL_RANK=os.environ.get("LOCAL_RANK", "0"), WORLD_SIZE=str(plan.world_size))
         torch.distributed.init_process_group("fake", rank=0, world_size=plan.world_size, store=FakeStore())
     else:
+        if plan.timeout_s is not None:
+            _set_timeout(timedelta(seconds=plan.timeout_s))
         torch.distributed.init_process_group(plan.backend)
     if plan.device == "cpu":
         # Building DeepSpeed's shared-memory collectives takes minutes at a first start and changes no memory of ours.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=plan.backend, dist_init_required=False)
+
+
+def _set_timeout(timeout: timedelta) -> None:
+    """How long collectives of any group wait. DeepSpeed makes groups of its own, and gives them no timeout."""
+    from torch.distributed import distributed_c10d
+
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        if hasattr(distributed_c10d, name):
+            setattr(distributed_c10d, name, timeout)
 
 
 class Job:

@@ -38,13 +38,16 @@ class Options:
     settings: tuple[str, ...] = ()
     gpu_memory_bytes: int | None = None
     trust_remote_code: bool = False
+    timeout_s: int | None = None
 
     def check(self) -> None:
         """Raise UsageError for a value that cannot work."""
-        for name in ("ranks", "steps", "seq", "micro_batch", "grad_accum", "lora_rank"):
+        for name in ("ranks", "steps", "seq", "micro_batch", "grad_accum", "lora_rank", "timeout_s"):
             value = getattr(self, name)
             if value is not None and not 1 <= value < 1 << 22:
-                raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least 1 and below {1 << 22}")
+                raise UsageError(
+                    f"--{name.removesuffix('_s').replace('_', '-')} {value}: must be at least 1 and below {1 << 22}"
+                )
         for name, allowed in (("dtype", DTYPES), ("attention", ATTENTIONS), ("lora", LORAS)):
             if getattr(self, name) not in allowed:
                 raise UsageError(f"--{name} {getattr(self, name)}: one of {', '.join(allowed)}")
@@ -58,7 +61,8 @@ class Plan:
 
     ``device`` is cpu, cuda or simulated; ``backend`` gloo, nccl or fake; sizes of the model are in ``model``; DeepSpeed
     gets ``ds_config``. ``gpu_memory_bytes`` is the memory that each rank's allocator may take, or that a prediction is
-    compared with; None for all there is.
+    compared with; None for all there is. ``timeout_s`` is how long a rank waits for the others in a collective;
+    None for PyTorch's own.
     """
 
     tool: str
@@ -83,6 +87,7 @@ class Plan:
     config_changes: list[dict[str, object]]
     trust_remote_code: bool = False
     gpu_memory_bytes: int | None = None
+    timeout_s: int | None = None
 
     @property
     def zero_stage(self) -> int:

@@ -106,6 +106,7 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu], *, simulated: bo
         config_changes=config.changes,
         gpu_memory_bytes=options.gpu_memory_bytes,
         trust_remote_code=options.trust_remote_code,
+        timeout_s=options.timeout_s,
     )
 
 

@@ -16,8 +16,8 @@ from zeropeak.profile.options import Plan
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_SAID_ELSEWHERE: Final = "config_changes"
-"""How the config came about; what it is in the end is in ``ds_config``."""
+_INDIFFERENT: Final = ("config_changes", "timeout_s")
+"""Changes no capture: how the config came about (what it is in the end is in ``ds_config``), how long ranks wait."""
 _MOST: Final = 4
 
 
@@ -75,8 +75,7 @@ def _manifest(run_dir: Path) -> dict[str, Any] | None:
 def _as_read(plan: Plan) -> dict[str, Any]:
     """As a plan looks once it was written and read: no tuples."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(plan)))
-    values.pop(_SAID_ELSEWHERE)
-    return values
+    return {key: value for key, value in values.items() if key not in _INDIFFERENT}
 
 
 def _differing(there: Mapping[str, Any], here: Mapping[str, Any], before: str) -> Iterator[str]:

@@ -41,6 +41,13 @@ def add_training_options(parser: argparse.ArgumentParser, *, simulated: bool = F
     add("--ranks", type=int, default=4, metavar="N", help="ranks (4)")
     if not simulated:
         add("--fake", action="store_true", help="run rank 0 of N alone, on a fake process group")
+        add(
+            "--timeout",
+            type=int,
+            metavar="SECONDS",
+            help="end the run when a rank keeps the others waiting this long in a collective (PyTorch's: 10 minutes "
+            "with NCCL, 30 with gloo)",
+        )
     add(
         "--model",
         default="auto",
@@ -114,6 +121,7 @@ def options_of(args: argparse.Namespace, config: str | None = None) -> Options:
         settings=tuple(args.settings),
         gpu_memory_bytes=args.gpu_memory,
         trust_remote_code=args.trust_remote_code,
+        timeout_s=getattr(args, "timeout", None),
     )
 
 
