@@ -96,7 +96,7 @@ from zeropeak.profile.simulate.device import register
 from zeropeak.profile.simulate.simulation import Simulation
 register()  # the device itself cannot be taken back
 owners = [torch.Tensor, FakeTensor, torch.nn.Module, torch.UntypedStorage,
-          importlib.import_module('torch.optim.optimizer'),
+          importlib.import_module('torch.optim.optimizer'), importlib.import_module('transformers.masking_utils'),
           deepspeed.runtime.zero.partition_parameters, deepspeed.runtime.zero.partitioned_param_coordinator,
           deepspeed.ops.op_builder.builder.OpBuilder]
 before = [dict(vars(owner)) for owner in owners]
@@ -130,3 +130,40 @@ def test_a_config_that_deepspeed_rejects_is_said_in_its_words(tmp_path: Path) ->
     code, said = predict(tmp_path / "run", str(config), "--model", "tiny", "--seq", "16", "--steps", "1")
     assert code == 1
     assert "max_live_parameters" in said
+
+
+def test_a_models_own_code_runs_only_when_asked_for(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    described = {
+        "model_type": "brought",
+        "auto_map": {"AutoConfig": "brought.Config", "AutoModelForCausalLM": "brought.Model"},
+        **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512},
+    }
+    (model / "config.json").write_text(json.dumps(described))
+    (model / "brought.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')\nraise ImportError('ran')\n")
+    code, said = predict(tmp_path / "refused", "stage3", "--model", str(model))
+    assert code == 1, said
+    assert "its code comes with the model, and is not run unless you ask: --trust-remote-code" in said
+    assert not (tmp_path / "was_run").exists()
+    code, said = predict(tmp_path / "trusted", "stage3", "--model", str(model), "--trust-remote-code")
+    assert code == 1, said
+    assert "ImportError: ran" in said
+    assert (tmp_path / "was_run").exists()
+
+
+def test_a_prediction_that_the_machine_has_no_memory_for_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends whoever takes too much; here the process does it, when it builds the model."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if 'zeropeak.profile.simulate' in sys.orig_argv:\n"
+        "    from zeropeak.profile import workload\n"
+        "    workload.build_model = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    monkeypatch.setitem(ENVIRON, "PYTHONPATH", f"{tmp_path}{os.pathsep}{ENVIRON['PYTHONPATH']}")
+    code, said = predict(tmp_path / "run", "stage3", "--model", "tiny")
+    assert code == 1, said
+    assert "this machine has too little memory for it, even without weights; predict on a larger one" in said
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
