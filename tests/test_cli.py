@@ -14,6 +14,7 @@ import pytest
 
 from zeropeak.cli.main import VERBS, main
 from zeropeak.cli.model_options import size_bytes
+from zeropeak.parse.schema import BY_NAME
 
 if TYPE_CHECKING:
     from tests.conftest import MakeRun
@@ -197,3 +198,22 @@ def test_parse_does_without_pandas_and_writes_the_same(tmp_path: Path) -> None:
             assert done.stdout.splitlines()[-1] == "False 0"
         tables.append({str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*.parquet")})
     assert tables[0] == tables[1] != {}
+
+
+def test_a_run_without_one_of_its_tables_gets_no_verdicts(
+    capsys: pytest.CaptureFixture[str], make_run: MakeRun
+) -> None:
+    """An absent table would be taken for an empty one: nothing fetched, nothing released, nothing retained."""
+    run = make_run()
+    assert main(["parse", str(run)]) == 0
+    capsys.readouterr()
+    for name in BY_NAME:
+        there, away = run / "tables" / name, run / "away"
+        there.rename(away)
+        code, said = fails(capsys, "report", str(run))
+        away.rename(there)
+        assert code == 1
+        assert f"tables/{name}/rank-" in said
+        assert "zeropeak parse" in said
+    assert not (run / "report").exists()
+    assert main(["report", str(run)]) == 0

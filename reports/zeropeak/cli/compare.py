@@ -80,15 +80,15 @@ def compare_and_tell(gathered: Sequence[Any], folder: Path) -> Any:
     Raises:
         ZeropeakError: fewer than two of them hold anything.
     """
-    from zeropeak.reports import open_run
     from zeropeak.reports.compare import Side, compare, write_comparison
+    from zeropeak.reports.run import open_whole_run
 
     sides, left_out = [], []
     for one in gathered:
         if one.run_dir is None:
             left_out.append(f"{one.label} is left out: {one.how}.")
             continue
-        side = Side(open_run(one.run_dir), one.label, one.how)
+        side = Side(open_whole_run(one.run_dir), one.label, one.how)
         if side.ranks:
             sides.append(side)
         else:

@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     from zeropeak.cli.setup import need_nsys
     from zeropeak.cli.turning import check_here, check_versions, turn
     from zeropeak.profile import capture
-    from zeropeak.reports import open_run
+    from zeropeak.reports.run import open_whole_run
 
-    before = open_run(args.run)
+    before = open_whole_run(args.run)
     plan = _plan(before)
     finding = _choose(before, args.finding)
     knob, value = finding.knob or "", json.dumps(finding.value)

@@ -181,6 +181,30 @@ def open_run(path: str | Path) -> Run:
     return Run(path, manifest)
 
 
+def open_whole_run(path: str | Path) -> Run:
+    """Open a run directory of which nothing was taken away: a parse leaves a file a table and rank, be it empty.
+
+    :func:`open_run` reads what is there; findings on it would take what is absent for what did not happen.
+
+    Raises:
+        UsageError: not a run directory.
+        ZeropeakError: as :func:`open_run`; or files of tables are missing.
+    """
+    run = open_run(path)
+    tables = run.path / "tables"
+    found = {name: {file.name for file in (tables / name).glob("rank-*.parquet")} for name in BY_NAME}
+    ranks = set().union(*(files for name, files in found.items() if name != "import_stats"))
+    for name, files in found.items():
+        lacking = sorted(ranks - files) if name != "import_stats" else [] if files else ["rank-none.parquet"]
+        if lacking:
+            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+            raise ZeropeakError(
+                f"{tables / name / lacking[0]}{more}: missing, so nothing true can be said of the run; run "
+                f"`zeropeak parse {path}` where its raw files are"
+            )
+    return run
+
+
 def _read(path: Path, schema: pa.Schema, needed: Sequence[str]) -> pa.Table:
     way_out = f"run `zeropeak parse {path.parents[2]}`"
     try:
