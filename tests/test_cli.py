@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -216,4 +217,11 @@ def test_a_run_without_one_of_its_tables_gets_no_verdicts(
         assert f"tables/{name}/rank-" in said
         assert "zeropeak parse" in said
     assert not (run / "report").exists()
+    assert main(["report", str(run)]) == 0
+
+
+def test_ranges_that_no_rank_made_ask_nothing_of_other_tables(make_run: MakeRun) -> None:
+    run = make_run()
+    assert main(["parse", str(run)]) == 0
+    shutil.copy(run / "tables/nvtx_ranges/rank-0.parquet", run / "tables/nvtx_ranges/rank-none.parquet")
     assert main(["report", str(run)]) == 0

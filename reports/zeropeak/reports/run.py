@@ -193,10 +193,10 @@ def open_whole_run(path: str | Path) -> Run:
     run = open_run(path)
     tables = run.path / "tables"
     found = {name: {file.name for file in (tables / name).glob("rank-*.parquet")} for name in BY_NAME}
-    ranks = set().union(*(files for name, files in found.items() if name != "import_stats"))
+    of_no_rank = {"rank-none.parquet"}  # of import_stats, and of ranges that no rank made
+    of_ranks = set().union(*found.values()) - of_no_rank
     for name, files in found.items():
-        lacking = sorted(ranks - files) if name != "import_stats" else [] if files else ["rank-none.parquet"]
-        if lacking:
+        if lacking := sorted((of_no_rank if name == "import_stats" else of_ranks) - files):
             more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
             raise ZeropeakError(
                 f"{tables / name / lacking[0]}{more}: missing, so nothing true can be said of the run; run "
