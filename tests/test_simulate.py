@@ -167,3 +167,11 @@ def test_a_prediction_that_the_machine_has_no_memory_for_says_so(
     assert code == 1, said
     assert "this machine has too little memory for it, even without weights; predict on a larger one" in said
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+
+
+def test_an_older_transformers_needs_no_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    from zeropeak.profile.simulate.patches import transformers_patches
+
+    assert [patch.name for patch in transformers_patches()] == ["is_tracing"]
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
+    assert transformers_patches() == []

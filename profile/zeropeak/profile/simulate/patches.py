@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
@@ -134,7 +135,8 @@ def deepspeed_patches() -> list[Patch]:
 
 def transformers_patches() -> list[Patch]:
     """Patches of transformers; of names that this version has."""
-    owner = import_module("transformers.masking_utils")
+    name = "transformers.masking_utils"  # transformers 4.45, the oldest that is taken, has no such module
+    owner = import_module(name) if find_spec(name) is not None else None
     original = getattr(owner, "is_tracing", None)
     if original is None:
         return []
