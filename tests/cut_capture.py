@@ -65,7 +65,7 @@ class Ends:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="run directory of a capture on GPUs, of ZeRO stage 3")
-    parser.add_argument("out", type=Path, help="the .tar.xz to write")
+    parser.add_argument("out", type=Path, help="the .cut.xz to write")
     parser.add_argument("--until", metavar="MODULE", help="end before this module's first forward")
     parser.add_argument("--detail-until", default="gpt_neox.layers.1", metavar="MODULE", help="(gpt_neox.layers.1)")
     args = parser.parse_args()

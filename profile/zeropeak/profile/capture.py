@@ -258,9 +258,11 @@ def _verdict(raw: Path, plan: Plan, code: int, reason: str | None) -> tuple[Stat
     for rank, end in ends.items():
         if end.get("ended") == Status.OUT_OF_MEMORY.value:
             return Status.OUT_OF_MEMORY, _failure(rank, "out_of_memory", end.get("error"), code)
-    if (hung := hung_rank(ends, _text(raw / "train.log"))) is not None:
+    log = raw / "train.log"
+    printed = log.read_text(errors="replace") if log.is_file() else ""
+    if (hung := hung_rank(ends, printed)) is not None:
         return Status.FAILED, _failure(hung[0], "hang", hung[1], code)
-    first = _first_failure(raw / "train.log")
+    first = _first_failure(printed)
     exit_code = first[1] if first is not None else code
     unfinished = [one for one, end in ends.items() if end.get("ended") != Status.COMPLETE.value]
     culprit = first[0] if first is not None else unfinished[0] if unfinished else None
@@ -274,9 +276,7 @@ def _verdict(raw: Path, plan: Plan, code: int, reason: str | None) -> tuple[Stat
         return Status.FAILED, _failure(None, "signal", f"the launcher was killed by signal {-exit_code}", exit_code)
     if exit_code < 0:
         return Status.FAILED, _failure(culprit, "signal", f"killed by signal {-exit_code}", exit_code)
-    return Status.FAILED, _failure(
-        culprit, "exception", error or _last_error(raw / "train.log") or "no message", exit_code
-    )
+    return Status.FAILED, _failure(culprit, "exception", error or _last_error(printed) or "no message", exit_code)
 
 
 def _failure(rank: int | None, kind: str, message: str | None, code: int) -> dict[str, Any]:
@@ -289,23 +289,22 @@ def _rank_info(raw: Path, rank: int) -> dict[str, Any]:
     return info
 
 
-def _text(log: Path) -> str:
-    return log.read_text(errors="replace") if log.is_file() else ""
-
-
 _ROOT_CAUSE: Final = re.compile(r"Root Cause.*?rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", re.DOTALL)
 
 
-def _first_failure(log: Path) -> tuple[int, int] | None:
+def _first_failure(printed: str) -> tuple[int, int] | None:
     """(rank, exit status) of the first rank that failed, as torch.distributed.run prints it."""
-    found = _ROOT_CAUSE.search(_text(log))
+    found = _ROOT_CAUSE.search(printed)
     return (int(found[1]), int(found[2])) if found else None
 
 
-def _last_error(log: Path) -> str | None:
-    """Last line of a log that names an error, when no rank came far enough to say it itself."""
-    lines = _text(log).splitlines()
-    named = [line.strip() for line in lines if re.search(r"^(\w+\.)*\w*(Error|Exception)\b|^zeropeak: ", line.strip())]
+def _last_error(printed: str) -> str | None:
+    """Last printed line that names an error, when no rank came far enough to say it itself."""
+    named = [
+        line.strip()
+        for line in printed.splitlines()
+        if re.search(r"^(\w+\.)*\w*(Error|Exception)\b|^zeropeak: ", line.strip())
+    ]
     return named[-1] if named else None
 
 

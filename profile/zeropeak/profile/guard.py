@@ -48,36 +48,29 @@ class Guard:
 
         failed = self._failed
 
-        # The observers are called here, not through `call`, and each case has a wrapper of its own: this runs thousands
-        # of times a step.
+        # The observers are called here, not through `call`: this runs thousands of times a step.
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if name in failed:
+                return original(*args, **kwargs)
             token = None
-            if before is not None and name not in failed:
+            if before is not None:
                 try:
                     token = before(*args, **kwargs)
                 except Exception as problem:  # noqa: BLE001 - whatever goes wrong in us must not stop training
                     self._fail(name, problem)
+            if after is None:
+                return original(*args, **kwargs)
             result: Any = RAISED
             try:
                 result = original(*args, **kwargs)
             finally:
                 if name not in failed:
                     try:
-                        after(token, result, *args, **kwargs)  # type: ignore[misc]
+                        after(token, result, *args, **kwargs)
                     except Exception as problem:  # noqa: BLE001 - as above
                         self._fail(name, problem)
             return result
 
-        def beginning(*args: Any, **kwargs: Any) -> Any:
-            if name not in failed:
-                try:
-                    before(*args, **kwargs)  # type: ignore[misc]
-                except Exception as problem:  # noqa: BLE001 - as above
-                    self._fail(name, problem)
-            return original(*args, **kwargs)
-
-        if after is None:
-            wrapper = beginning
         wrapper.__wrapped__ = original  # type: ignore[attr-defined]
         wrapper.__name__ = getattr(original, "__name__", name)
         return wrapper

@@ -92,9 +92,8 @@ class Observers:
         assert self.index is not None
         name, known = self.index.module_name(module), self.recorder.known
         # A leaf module (z3_leaf_module) is fetched and released with everything below it.
-        own = list(module.parameters() if getattr(module, "_z3_leaf", False) else module._parameters.values())
-        # What is persistent is never released: a module that owns nothing else has no releases.
-        params = [param for param in own if param is not None and not getattr(param, "ds_persist", False)]
+        own = module.parameters() if getattr(module, "_z3_leaf", False) else module._parameters.values()
+        params = [param for param in own if param is not None]
         number = self.index.module_id(module)
         about = OneModule(
             module,
@@ -103,8 +102,9 @@ class Observers:
             known(Kind.MODULE, f"{name} backward", nested=False),
             known(Kind.RELEASE, name),
             known(Kind.FETCH, name),
-            params,
-            frozenset(id(param) for param in own),
+            # What is persistent is never released: a module that owns nothing else has no releases.
+            [param for param in params if not getattr(param, "ds_persist", False)],
+            frozenset(id(param) for param in params),
             [],
             [],
         )
@@ -220,10 +220,9 @@ class Observers:
             return None
         number = self.index.param_ids[id(param)]
         # With one rank in the group nothing is gathered: the full parameter is the shard, and stays by design.
-        if _is_shard(param):
-            self.recorder.point(self._frees[number], number, storage.address, NONE)
-            return None
-        return number, storage, self.recorder.point(self._frees[number], number, storage.address, storage.storage_id)
+        kept = _is_shard(param)
+        event = self.recorder.point(self._frees[number], number, storage.address, NONE if kept else storage.storage_id)
+        return None if kept else (number, storage, event)
 
     def free_ended(self, token: tuple[int, Alive, int] | None, result: object, *_: object) -> None:
         """It let go: whether the storage ended shows in the registry."""

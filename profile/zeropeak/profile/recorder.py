@@ -117,7 +117,7 @@ class Recorder:
         self._stream = counters.stream
         self._next = itertools.count(event_id(rank, 1)).__next__
         self._local = threading.local()
-        self._known: dict[str, Known] = {}
+        self._known: dict[tuple[Kind, str, bool], Known] = {}
         self._add = log.adder("events")
         self._add_param = log.adder("event_params")
         self._params = log.packed["event_params"]
@@ -131,7 +131,7 @@ class Recorder:
             nested: its events end on their thread before anything that was open when they began; False for modules,
                 phases and contexts.
         """
-        key = f"{kind.value} {target}" if nested else f"{kind.value}: {target}"
+        key = kind, target, nested
         known = self._known.get(key)
         if known is None:
             name = range_name(kind, target)
@@ -153,30 +153,12 @@ class Recorder:
             params: ids of the parameters it moves.
         """
         thread = self._thread()
-        stack = thread.stack
-        number = self._next()
-        allocated, reserved = self._memory() if known.read else _UNREAD
-        stream = self._stream() if known.nested else None
-        now = self.clock()
-        self._add(
-            (
-                number,
-                BEGIN,
-                now,
-                known.number,
-                module_id,
-                thread.context,
-                NONE if stream is None else stream,
-                allocated,
-                reserved,
-                stack[-1][0] if stack else NONE,
-            )
-        )
+        number, now = self._first_row(BEGIN, known, module_id, thread)
         for param in params:
             self._add_param((number, param, NONE, NONE))
         opened = number, known, self._show(known, number) if known.handles else None
         if known.nested:
-            stack.append(opened)
+            thread.stack.append(opened)
         if now > self.log.due_ns:
             self.log.flush()
         return opened
@@ -216,25 +198,7 @@ class Recorder:
         Returns:
             The event's id.
         """
-        thread = self._thread()
-        stack = thread.stack
-        number = self._next()
-        allocated, reserved = self._memory() if known.read else _UNREAD
-        stream = self._stream()
-        self._add(
-            (
-                number,
-                POINT,
-                self.clock(),
-                known.number,
-                NONE,
-                thread.context,
-                NONE if stream is None else stream,
-                allocated,
-                reserved,
-                stack[-1][0] if stack else NONE,
-            )
-        )
+        number, _ = self._first_row(POINT, known, NONE, self._thread())
         self._add_param((number, param_id, address, storage_id))
         if known.handles:
             for ranges, handle in zip(self._ranges, known.handles, strict=True):
@@ -268,6 +232,29 @@ class Recorder:
             phase = position.phase.value if position.phase else None
             thread.context = self.log.contexts.of(Context(thread.native_id, position.step, position.micro_step, phase))
         return thread
+
+    def _first_row(self, edge: int, known: Known, module_id: int, thread: _Thread) -> tuple[int, int]:
+        """Write the row that an event, or a moment, starts with; its id and its time."""
+        stack = thread.stack
+        number = self._next()
+        allocated, reserved = self._memory() if known.read else _UNREAD
+        stream = self._stream() if known.nested else None
+        now = self.clock()
+        self._add(
+            (
+                number,
+                edge,
+                now,
+                known.number,
+                module_id,
+                thread.context,
+                NONE if stream is None else stream,
+                allocated,
+                reserved,
+                stack[-1][0] if stack else NONE,
+            )
+        )
+        return number, now
 
     def _show(self, known: Known, number: int) -> list[Any]:
         """Open the event's ranges; what each gave."""

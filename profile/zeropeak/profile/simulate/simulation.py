@@ -85,8 +85,8 @@ class Simulation:
         )
         self._stack.callback(torch.distributed.destroy_process_group)
         deepspeed.init_distributed(dist_backend="fake", dist_init_required=False)
-        patches = [*torch_patches(self.ledger), *slice_patches(FakeTensor), *deepspeed_patches()]
-        self._patches = enter(Patches([*patches, *transformers_patches()]))
+        ours = torch_patches(self.ledger), slice_patches(FakeTensor), deepspeed_patches(), transformers_patches()
+        self._patches = enter(Patches([patch for some in ours for patch in some]))
         enter(Kernels())
         enter(torch.autograd.set_multithreading_enabled(False))
         enter(Tracker(self.ledger, self.workspaces))
