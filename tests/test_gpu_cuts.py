@@ -10,12 +10,14 @@ import lzma
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.cuts import unpack
 
 from zeropeak.parse.pipeline import parse_run
 from zeropeak.reports import open_run
+from zeropeak.reports.curve import reserved
 from zeropeak.reports.findings import find_all
 from zeropeak.reports.report import write_report
 
@@ -132,8 +134,20 @@ def test_nsys_sees_the_segments_of_the_allocator(cuts: Cuts) -> None:
     run = cuts(NSYS)
     init = run.marks.query("mark == 'init'").to_dict("records")[0]
     assert held(run.memory_events, init["ts_ns"]) == init["reserved_bytes"]
-    [peak] = run.peaks.query("scope == 'run'").to_dict("records")
-    assert peak["reserved_bytes"] == held(run.memory_events, peak["ts_ns"])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_reserved_is_what_the_allocator_holds_and_nothing_else_on_the_device(cuts: Cuts, name: str) -> None:
+    run = cuts(name)
+    for rank in run.ranks["rank"]:
+        told = cuts.raw(name, rank, "marks")
+        marks = run.marks[run.marks["rank"] == rank]
+        assert reserved(run, rank).at(marks["ts_ns"].to_numpy(np.int64)).tolist() == told["reserved_bytes"].tolist()
+        peaks = run.peaks[(run.peaks["rank"] == rank) & (run.peaks["scope"] == "phase")]
+        own = run.memory_events[(run.memory_events["rank"] == rank) & (run.memory_events["source"] == "snapshot")]
+        for peak in peaks[peaks["phase"] == "init"].to_dict("records"):
+            expected = told["reserved_bytes"][0] if name == NSYS else held(own, peak["ts_ns"])
+            assert peak["reserved_bytes"] == expected
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -121,19 +121,24 @@ def from_allocator(
 
 
 def reserved_curve(memory: Memory, segments: pa.Table | None, samples: pa.Table) -> Curve | None:
-    """Reserved bytes over time: from segments, else from the totals beside allocator events, else from counters.
+    """Reserved bytes over time: from the totals beside allocator events, else from counters, else from nsys.
+
+    nsys comes last: it sees all that the process takes of the device, by NCCL and other libraries, too.
 
     Args:
         memory: the rank's memory.
         segments: memory_events rows of nsys, or None.
         samples: columns ts_ns and reserved_bytes, no nulls.
     """
-    for rows in (segments, memory.events):
-        if rows is not None and "reserved_bytes" in rows.schema.names:
-            mine = rows.filter(pc.and_(pc.is_valid(rows["reserved_bytes"]), pc.equal(rows["device"], memory.device)))
-            if mine.num_rows and pc.max(mine["reserved_bytes"]).as_py() > 0:
-                return _sampled(mine.select(["ts_ns", "reserved_bytes"]), "reserved_bytes")
-    return _sampled(samples, "reserved_bytes")
+    for rows in (memory.events, samples, segments):
+        if rows is None or "reserved_bytes" not in rows.schema.names:
+            continue
+        mine = rows.filter(pc.is_valid(rows["reserved_bytes"]))
+        if "device" in mine.schema.names:
+            mine = mine.filter(pc.equal(mine["device"], memory.device))
+        if mine.num_rows and pc.max(mine["reserved_bytes"]).as_py() > 0:
+            return _sampled(mine.select(["ts_ns", "reserved_bytes"]), "reserved_bytes")
+    return None
 
 
 def _sampled(rows: pa.Table, column: str) -> Curve | None:

@@ -105,9 +105,11 @@ def allocated(run: Run, rank: int) -> Curve:
 def reserved(run: Run, rank: int) -> Curve:
     """Bytes that the caching allocator held, used or not; empty where there is no such allocator (CPU).
 
-    From ``memory_events`` where they say it, else from ``memory_samples``.
+    From the ``memory_events`` of the allocator's own history where they say it, else from ``memory_samples``, else from
+    what nsys saw, which includes what NCCL and other libraries take of the device.
     """
-    return _told(run, rank, "reserved_bytes")
+    own = _told(run, rank, "reserved_bytes", of_nsys=False)
+    return own if len(own) else _told(run, rank, "reserved_bytes")
 
 
 def of_device(rows: pa.Table, run: Run, rank: int) -> pa.Table:
@@ -118,8 +120,14 @@ def of_device(rows: pa.Table, run: Run, rank: int) -> pa.Table:
     return rows.filter(pc.fill_null(pc.equal(rows["device"], device[0]), True))
 
 
-def _told(run: Run, rank: int, column: str) -> Curve:
-    rows = of_device(run.arrow("memory_events", rank, ["device", "ts_ns", column]), run, rank)
+def without_nsys(rows: pa.Table) -> pa.Table:
+    """Rows (with a column ``source``) that nsys did not give: it tells of the device's segments a second time."""
+    return rows.filter(pc.fill_null(pc.not_equal(rows["source"], "nsys"), True))
+
+
+def _told(run: Run, rank: int, column: str, *, of_nsys: bool = True) -> Curve:
+    rows = of_device(run.arrow("memory_events", rank, ["device", "ts_ns", "source", column]), run, rank)
+    rows = rows if of_nsys else without_nsys(rows)
     rows = rows.filter(pc.is_valid(rows[column]))
     sampled = not rows.num_rows
     if sampled:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from zeropeak.reports.columns import ints
-from zeropeak.reports.curve import of_device
+from zeropeak.reports.curve import of_device, without_nsys
 from zeropeak.reports.findings.finding import Evidence, Finding
 from zeropeak.reports.findings.judging import judge, not_applicable, ruled_out, sure, unknown
 from zeropeak.reports.scopes import ScopePeak, scope_peaks
@@ -133,8 +133,8 @@ def _when(story: Story, ts_ns: int) -> str:
 
 def _segments(run: Run, story: Story, enough_bytes: int) -> Segments | None:
     """Those that took reserved memory above ``enough_bytes``; None where segments were not recorded (counters)."""
-    columns = ["device", "ts_ns", "action", "size_bytes", "allocated_bytes", "reserved_bytes"]
-    rows = of_device(run.arrow("memory_events", story.rank, columns), run, story.rank)
+    columns = ["device", "ts_ns", "source", "action", "size_bytes", "allocated_bytes", "reserved_bytes"]
+    rows = without_nsys(of_device(run.arrow("memory_events", story.rank, columns), run, story.rank))
     taken = rows.filter(pc.equal(rows["action"], "segment_alloc"))
     taken = taken.filter(pc.and_(pc.is_valid(taken["allocated_bytes"]), pc.is_valid(taken["reserved_bytes"])))
     if not taken.num_rows:
