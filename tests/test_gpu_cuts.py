@@ -175,6 +175,16 @@ def test_parameters_at_the_peak_have_their_shapes(cuts: Cuts, name: str) -> None
         assert parts["activations"] > 2**30
 
 
+def test_a_parameter_that_is_being_made_is_not_kept_for_reuse(cuts: Cuts) -> None:
+    """The peak of init: zero.Init has made a parameter whole that nothing ever gathered."""
+    rows = cuts(NCCL).peak_composition.query("scope == 'phase' and phase == 'init'")
+    assert "kept_for_reuse" not in set(rows["category"])
+    made = rows[rows["category"] == "other"]
+    full = cuts(NCCL).params["full_bytes"]
+    assert len(made) == 2
+    assert made["size_bytes"].isin(full).all()
+
+
 @pytest.mark.parametrize("name", WITH_HISTORY)
 def test_gathers_allocate_on_their_own_stream(cuts: Cuts, name: str) -> None:
     run = cuts(name)

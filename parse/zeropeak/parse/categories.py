@@ -22,7 +22,7 @@ CATEGORIES: Final = {
     "inputs": "the batch",
     "activations": "made by a forward pass and kept for its backward",
     "workspace": "temporaries of the running phase",
-    "other": "owner known, but none of these",
+    "other": "owner known, but none of these; a parameter that zero.Init has made and not partitioned yet",
     "unattributed": "allocated bytes minus all of the above",
 }
 """What a byte can be, for peak_composition and mark_composition, in the order in which reports stack them."""

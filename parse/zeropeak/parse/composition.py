@@ -8,7 +8,8 @@ Rules, in this order:
    ``released_but_alive`` when ZeRO had released it; else ``gathered_in_use`` when ``zero.GatheredParameters`` holds it
    or a module that uses it (see :mod:`zeropeak.parse.usage`) is running; else, when no wait for it had
    ended, ``prefetched_ahead`` if a prefetch launched its gather and ``gathered_in_use`` if a fetch did; else
-   ``gathered_in_use`` while the module it was waited for has not begun yet; else ``kept_for_reuse``.
+   ``gathered_in_use`` while the module it was waited for has not begun yet; else ``kept_for_reuse``. One born in init
+   that nothing had gathered is ``other``: ``zero.Init`` made it whole, to be partitioned.
 3. An unregistered block born inside a fetch, prefetch, wait or gather is a ``gather_buffers``.
 4. An unregistered block born while a module's forward ran (in a backward phase: recomputation), or elsewhere in a
    forward or eval phase, that outlived that module (or phase) is ``activations``, unless it also outlived the next
@@ -167,6 +168,8 @@ class _FullParameters:
         self._released = ints(blocks["released_ns"], ALIVE)
         self._prefetch = np.zeros(count, bool)
         self._gather = np.zeros(count, bool)
+        self._made = np.zeros(count, bool)
+        in_init = _is_in(blocks["born_phase"], (Phase.INIT,))
         self._waited = np.full(count, ALIVE)
         self._begun = np.full(count, ALIVE)
         moves = Moves.of(timeline, event_params)
@@ -183,6 +186,7 @@ class _FullParameters:
             kind = kinds[place] if place >= 0 else None
             launched = times[place] if place >= 0 else born
             self._prefetch[row], self._gather[row] = kind == Kind.PREFETCH, kind == Kind.GATHER
+            self._made[row] = kind is None and in_init[row]
             ends = waits.get(param, ())
             after = bisect_left(ends, launched)
             if after < len(ends):
@@ -209,8 +213,9 @@ class _FullParameters:
         coming = ~waiting & (self._begun[rows] > ts) & (self._begun[rows] != ALIVE)
         conditions = [
             self._released[rows] <= ts, self._gather[rows] | running, waiting & self._prefetch[rows], waiting | coming,
+            self._made[rows],
         ]  # fmt: skip
-        names = ["released_but_alive", "gathered_in_use", "prefetched_ahead", "gathered_in_use"]
+        names = ["released_but_alive", "gathered_in_use", "prefetched_ahead", "gathered_in_use", "other"]
         return np.select(conditions, [_CODE[name] for name in names], _CODE["kept_for_reuse"])
 
 
