@@ -8,6 +8,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -161,9 +162,11 @@ def test_every_verb_has_help_with_an_example(
 ) -> None:
     """As the console command; launch.sh puts its own name in the examples."""
     monkeypatch.delenv("ZEROPEAK_PROGRAM", raising=False)
-    for verb in VERBS:
+    for name in VERBS:
+        verb = import_module(f"zeropeak.cli.{name}")
+        assert name == verb.NAME
         with pytest.raises(SystemExit) as left:
-            main([verb.NAME, "--help"])
+            main([name, "--help"])
         assert left.value.code == 0
         assert verb.EXAMPLE in capsys.readouterr().out
 

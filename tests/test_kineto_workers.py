@@ -61,7 +61,7 @@ def written(folder: Path, text: str, packed: bool = False) -> Path:
 def test_several_processes_give_the_same_rows_in_the_same_order(tmp_path: Path, packed: bool) -> None:
     path = written(tmp_path, TRACE, packed)
     with Workers(path, 3) as workers:
-        assert len(workers._running) == 2
+        assert len(workers.running) == 2
         assert read(path, workers) == read(path)
 
 
@@ -77,7 +77,7 @@ def test_a_part_that_would_begin_within_an_event_is_left_to_the_one_before(tmp_p
     deep = [{"ph": "X", "cat": "kernel", "name": "k", "ts": 5, "dur": 1, "args": {"x": inner}}]
     path = written(tmp_path, json.dumps({"baseTimeNanoseconds": 0, "traceEvents": EVENTS[:9] + deep + EVENTS[9:20]}))
     with Workers(path, 4) as workers:
-        assert len(workers._running) == 3
+        assert len(workers.running) == 3
         assert read(path, workers) == read(path)
 
 
@@ -99,7 +99,7 @@ def test_limits_are_kept_in_the_processes(tmp_path: Path) -> None:
 def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, TRACE)
     with Workers(path, 2) as workers:
-        os.kill(workers._running[0][0].pid, 9)
+        os.kill(workers.running[0].pid, 9)
         with pytest.raises(ZeropeakError, match="ended with status -9"):
             read(path, workers)
 
@@ -107,8 +107,8 @@ def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
 def test_leaving_the_context_leaves_no_process(tmp_path: Path) -> None:
     path = written(tmp_path, TRACE)
     with Workers(path, 3) as workers:
-        processes = [process for process, _ in workers._running]
-    assert all(process.poll() is not None for process in processes)
+        processes = list(workers.running)
+    assert all(process.ended for process in processes)
 
 
 def test_short_files_bare_lists_and_xz_are_not_divided(tmp_path: Path) -> None:

@@ -270,5 +270,5 @@ def test_every_verb_that_runs_something_gets_the_environment(machine: Machine) -
 
     machine.run("setup")
     for verb in VERBS:
-        done = machine.run(verb.NAME, "x")
-        assert f"ran {machine.venv}/bin/python -m " in done.stdout, (verb.NAME, done.stdout, done.stderr)
+        done = machine.run(verb, "x")
+        assert f"ran {machine.venv}/bin/python -m " in done.stdout, (verb, done.stdout, done.stderr)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from zeropeak.parse import nsys
 from zeropeak.parse.access import entries, need_readable, reading
 from zeropeak.parse.readers import is_timeline, peek_rank, sniff
 from zeropeak.profile.errors import TraceError, UsageError
@@ -93,6 +92,8 @@ def choose(paths: Sequence[Path], ranks: Mapping[Path, int], export: Callable[[P
                 sqlite = _exported(path, export) if path.suffix == ".nsys-rep" else path
                 if any(file.path == sqlite for file in chosen.files):
                     continue
+                from zeropeak.parse import nsys  # here: the other kinds are chosen before numpy is imported
+
                 pids = nsys.processes(sqlite)
                 # Cut-down exports name no processes: all rows are then one process's.
                 named = ranks.get(path, rank_in_name(path) or 0)

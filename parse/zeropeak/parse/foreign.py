@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from zeropeak.parse import nsys
+from zeropeak.parse.ahead import chosen_ahead
 from zeropeak.parse.clocks import IDENTITY, ClockMap, base_map
 from zeropeak.parse.direct import EVENT_TABLES, Direct, DirectByRank
-from zeropeak.parse.files import TraceFile, choose
 from zeropeak.parse.hosts import align_hosts
-from zeropeak.parse.nsys_collectives import tells_collectives
 from zeropeak.parse.pipeline import LOG_TABLES, ParseSummary
 from zeropeak.parse.placing import Trace, clock_row
 from zeropeak.parse.provenance import Given, world_size, write_manifest
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from zeropeak.parse.ahead import Ahead
+    from zeropeak.parse.files import TraceFile
+    from zeropeak.parse.kineto.reader import Scanner
     from zeropeak.parse.pipeline import Progress
     from zeropeak.parse.sink import Source
 
@@ -63,7 +65,20 @@ def parse_files(
         UsageError: no traces, or ranks that are unknown or not unique.
         TraceError: a file cannot be read.
     """
-    chosen = choose(paths, ranks or {}, export)
+    with chosen_ahead(paths, ranks or {}, export, out, workers) as ahead:
+        return parse_chosen(ahead, out, workers=workers, progress=progress, versions=versions)
+
+
+def parse_chosen(
+    ahead: Ahead,
+    out: Path,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> ParseSummary:
+    """:func:`parse_files` for files that are chosen, and maybe being scanned, already."""
+    chosen = ahead.chosen
     stats = Stats()
     for label, problem in chosen.refused:
         stats.scope(label, None).count("file_refused", 1, "info", problem)
@@ -86,12 +101,18 @@ def parse_files(
             files = [f for f in chosen.files if f.kind != "nsys" and rank in f.ranks.values()]
             parts = nodes.get(rank, [])
             jobs.append(_Job(rank, files, writer.folder, alone or len(files) + len(parts) == 1, parts))
-        for done, (job, rows, (counted, read)) in enumerate(do(jobs, _rank_tables, workers), 1):
+        make = partial(_rank_tables, scanners=ahead.scanners)
+        made: dict[int, tuple[_Job, Stats, list[Source]]] = {}
+        # The scanning processes are this one's: what is made of a trace that they scan is made here.
+        jobs.sort(key=lambda job: not all(file.path in ahead.first for file in job.files))
+        for job, rows, (counted, read) in do(jobs, make, 1 if ahead.scanners else workers):
             writer.add_rows(rows)
+            made[job.rank] = job, counted, read
+            if progress:
+                progress(f"rank {job.rank}", len(made), len(jobs))
+        for _, (job, counted, read) in sorted(made.items()):
             stats.absorb(counted)
             given += [Given(file.label, [job.rank], source) for file, source in zip(job.files, read, strict=True)]
-            if progress:
-                progress(f"rank {job.rank}", done, len(jobs))
         if not alone:
             writer.add_rows({"clocks": _align(writer.folder, given, stats)})
         writer.write("import_stats", stats.table())
@@ -166,7 +187,7 @@ def _hosts(given: Sequence[Given]) -> dict[int, int]:
     return hosts
 
 
-def _rank_tables(job: _Job, files: TableFiles) -> tuple[Stats, list[Source]]:
+def _rank_tables(job: _Job, files: TableFiles, scanners: Mapping[Path, Scanner]) -> tuple[Stats, list[Source]]:
     """Write all tables of one rank; returns the counts, and what its files say about themselves."""
     stats = Stats()
     given = RankInput(job.rank, {name: unranked(name, []) for name in LOG_TABLES}, None)
@@ -178,7 +199,7 @@ def _rank_tables(job: _Job, files: TableFiles) -> tuple[Stats, list[Source]]:
         if events is not None:
             given.traces.append(_read_later(job, file, files, stats))
             continue
-        trace, sink = _read_file(job, file, files, stats)
+        trace, sink = _read_file(job, file, files, stats, scanners.get(file.path))
         given.traces.append(trace)
         sink.finish(write=True)
         if set(sink.spool.tables()) & set(EVENT_TABLES):
@@ -195,10 +216,13 @@ def _rank_tables(job: _Job, files: TableFiles) -> tuple[Stats, list[Source]]:
     return stats, sources
 
 
-def _read_file(job: _Job, file: TraceFile, files: TableFiles, stats: Stats) -> tuple[Trace, Direct]:
+def _read_file(
+    job: _Job, file: TraceFile, files: TableFiles, stats: Stats, scanner: Scanner | None
+) -> tuple[Trace, Direct]:
     """Read a kineto trace or a snapshot."""
     sink = Direct(files, job.rank, file.kind, IDENTITY, Spool(files.scratch / f"{file.kind}-{job.rank}"))
-    source = reader(file.kind)(file.path, sink)
+    read = reader(file.kind)
+    source = read(file.path, sink) if scanner is None else read(file.path, sink, scanner=scanner)
     clock = _clock(source, sink.counts, alone=job.alone)
     if file.assumed:
         add_count(sink.counts, "rank_assumed", 1, "info", "the trace names no rank; it is taken to be rank 0")
@@ -220,6 +244,9 @@ def _read_node(
     file: TraceFile, writer: TableFiles, stats: Stats, asked: frozenset[int], *, alone: bool
 ) -> tuple[list[_Part], Source]:
     """Write what an nsys export holds, by rank; return what the ranks' own tables need of it."""
+    from zeropeak.parse import nsys  # not above: few parses need it, and starting up is most of a short one
+    from zeropeak.parse.nsys_collectives import tells_collectives
+
     ranks = {pid: rank for pid, rank in file.ranks.items() if pid is not None}
     counts: dict[str, Count] = {}
     clock = _clock(nsys.source(file.path), counts, alone=alone)

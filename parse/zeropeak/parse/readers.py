@@ -6,7 +6,7 @@ import gzip
 import lzma
 import re
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from zeropeak.profile.errors import TraceError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Reader(Protocol):
     """A reader's one function."""
 
-    def __call__(self, path: Path, sink: Sink) -> Source:
+    def __call__(self, path: Path, sink: Sink, **options: Any) -> Source:
         """Read a file's rows into a sink."""
 
 

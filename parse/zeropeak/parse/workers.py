@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
+import os
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from zeropeak.parse.lean import start_lean
@@ -50,11 +49,14 @@ def do(
         TraceError: that of the first job that failed.
     """
     heavy = sum(job.size_bytes >= WORTH_A_PROCESS_BYTES for job in jobs)
-    count = min(workers or multiprocessing.cpu_count(), heavy)
+    count = min(workers or os.cpu_count() or 1, heavy)
     if count < 2:
         for job in jobs:
             yield job, *_do_one(job, make)
         return
+    import multiprocessing  # not above: a parse in one process does without
+    from concurrent.futures import ProcessPoolExecutor
+
     with ProcessPoolExecutor(count - 1, multiprocessing.get_context("spawn"), initializer=start_lean) as pool:
         # Ranks are much alike: every count-th is done here, the others meanwhile.
         futures = {index: pool.submit(_do_one, job, make) for index, job in enumerate(jobs) if index % count}

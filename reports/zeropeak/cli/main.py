@@ -9,18 +9,19 @@ import argparse
 import os
 import signal
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from zeropeak.cli import compare, nsys, parse, predict, report, setup, test, torch, verify
-from zeropeak.parse.lean import start_lean
+from zeropeak.parse.lean import end_lean, start_lean
 from zeropeak.profile.errors import ZeropeakError
 from zeropeak.profile.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-VERBS: Final = (nsys, torch, predict, compare, verify, parse, report, setup, test)
-"""Every verb: a module with ``NAME``, ``SUMMARY``, ``EXAMPLE``, ``configure(parser)``, ``run(args) -> exit code``."""
+VERBS: Final = ("nsys", "torch", "predict", "compare", "verify", "parse", "report", "setup", "test")
+"""Every verb: a module of ``zeropeak.cli`` with ``NAME``, ``SUMMARY``, ``EXAMPLE``, ``configure(parser)``,
+``run(args) -> exit code``."""
 
 _EXIT_CODES: Final = """\
 exit codes:
@@ -30,7 +31,7 @@ exit codes:
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns its exit code."""
-    parser = _parser()
+    parser = _parser(argv[:1] if argv[:1] and argv[0] in VERBS else VERBS)
     args = parser.parse_args(argv)
     try:
         code: int = args.verb.run(args)
@@ -54,25 +55,30 @@ def main(argv: Sequence[str]) -> int:
 
 def run() -> NoReturn:
     """Entry point of the console command ``zeropeak``."""
-    if sys.argv[1:2] == [parse.NAME]:
+    if sys.argv[1:2] == ["parse"]:
         # Here, where the process is the command's alone: the other verbs use pandas.
         start_lean()
+        code = main(sys.argv[1:])
+        end_lean()
+        sys.exit(code)
     sys.exit(main(sys.argv[1:]))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    """Of some verbs: when one is asked for, the others' modules and options would take longer than a short verb."""
+    modules: list[Any] = [import_module(f"zeropeak.cli.{name}") for name in names]
     program = os.environ.get("ZEROPEAK_PROGRAM", "zeropeak")
     parser = argparse.ArgumentParser(
         prog=program,
         allow_abbrev=False,
         description="Which DeepSpeed ZeRO event made GPU memory peak, on which rank, with which parameters, what still "
         "holds the bytes, and which knob changes it.",
-        epilog="examples:\n" + "\n".join(f"  {_example(verb, program)}" for verb in VERBS) + "\n\n" + _EXIT_CODES,
+        epilog="examples:\n" + "\n".join(f"  {_example(verb, program)}" for verb in modules) + "\n\n" + _EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"zeropeak {__version__}")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    for verb in VERBS:
+    for verb in modules:
         sub = verbs.add_parser(
             verb.NAME,
             allow_abbrev=False,

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             parse_run(first, progress=show)
         out = first
     else:
-        from zeropeak.parse.foreign import parse_files
+        from zeropeak.parse.ahead import chosen_ahead
         from zeropeak.parse.manifest import read_run_json
         from zeropeak.parse.provenance import FILES
 
@@ -58,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
         if (read_run_json(out) or {"tool": FILES}).get("tool") != FILES:
             raise UsageError(f"{out} is a run of its own; choose another --out")
         versions = {"zeropeak": __version__}
-        with progress_bar("parsing") as show:
-            parse_files(args.paths, out, ranks=_ranks(args.rank), export=_export, progress=show, versions=versions)
+        with progress_bar("parsing") as show, chosen_ahead(args.paths, _ranks(args.rank), _export, out) as ahead:
+            from zeropeak.parse.foreign import parse_chosen  # now, while other processes scan
+
+            parse_chosen(ahead, out, progress=show, versions=versions)
     print(f"Wrote {out / 'tables'}")
     print(f"For the report: {os.environ.get('ZEROPEAK_PROGRAM', 'zeropeak')} report {shlex.quote(str(out))}")
     return 0

@@ -18,7 +18,7 @@ from zeropeak.parse.kineto.part import DEFAULTS, WHOLE, Limits, Part
 from zeropeak.profile.errors import TraceError, ZeropeakError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
     from typing import IO
 
@@ -36,6 +36,53 @@ MEMORY_BYTES: Final = 32 << 20
 MAX_GZIP_RATIO: Final = 100
 
 
+class Process:
+    """A light process that scans parts of traces, one after the other.
+
+    Args:
+        tasks: traces and which parts of them.
+        limits: what the files may be.
+        folder: existing folder for what it finds; None: the system's for temporary files.
+    """
+
+    def __init__(self, tasks: Sequence[tuple[Path, Part]], limits: Limits, folder: Path | None = None) -> None:
+        self.outputs = [tempfile.TemporaryFile(dir=folder) for _ in tasks]  # noqa: SIM115  (closed in close)
+        self._done = 0
+        files = [output.fileno() for output in self.outputs]
+        asked = [(str(path), tuple(part), file) for (path, part), file in zip(tasks, files, strict=True)]
+        call = (
+            f"import sys; sys.path[:] = {sys.path!r}; from zeropeak.parse.kineto.worker import main; "
+            f"main({asked}, {tuple(limits)})"
+        )
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-c", call], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, pass_fds=files
+        )
+        self.pid = self._process.pid
+
+    def wait(self, task: int) -> int | None:
+        """Wait until a task is done; the process's status if it has ended instead."""
+        assert self._process.stdout is not None
+        while self._done <= task:
+            if not self._process.stdout.read(1):
+                return self._process.wait()
+            self._done += 1
+        return None
+
+    def close(self) -> None:
+        """Stop it if it still runs."""
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        for output in self.outputs:
+            output.close()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+
 class Workers:
     """Processes that scan one trace: started at once, then called instead of :func:`zeropeak.parse.kineto.scan.scan`.
 
@@ -45,20 +92,15 @@ class Workers:
         path: the trace.
         processes: how many scan, this one included; fewer do for a short file or one that cannot be divided.
         limits: what the file may be.
+        folder: for what they find; None: the system's for temporary files.
     """
 
-    def __init__(self, path: Path, processes: int | None = None, limits: Limits = DEFAULTS) -> None:
-        self.path, self.limits = path, limits
-        others, self._own = parts(path, processes or os.cpu_count() or 1)
-        self._running: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
-        for part in others:
-            output = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
-            call = (
-                f"import sys; sys.path[:] = {sys.path!r}; from zeropeak.parse.kineto.worker import main; "
-                f"main({str(path)!r}, {tuple(part)}, {tuple(limits)})"
-            )
-            process = subprocess.Popen([sys.executable, "-S", "-c", call], stdin=subprocess.DEVNULL, stdout=output)
-            self._running.append((process, output))
+    def __init__(
+        self, path: Path, processes: int | None = None, limits: Limits = DEFAULTS, folder: Path | None = None
+    ) -> None:
+        others, own = parts(path, processes or os.cpu_count() or 1)
+        self.running = [Process([(path, part)], limits, folder) for part in others]
+        self._parts = Parts(path, [(process, 0) for process in self.running], own, limits)
 
     def __enter__(self) -> Workers:
         return self
@@ -68,11 +110,45 @@ class Workers:
 
     def close(self) -> None:
         """Stop the processes that still run."""
-        for process, output in self._running:
-            process.kill()
-            process.wait()
-            output.close()
-        self._running = []
+        for process in self.running:
+            process.close()
+        self.running = []
+
+    def __call__(
+        self,
+        path: Path,
+        begin: Begin,
+        take: Take,
+        limits: Limits = DEFAULTS,
+        progress: Progress | None = None,
+        part: Part = WHOLE,
+    ) -> Scan:
+        """What ``scan`` does; path and limits must be the ones that the processes were started with."""
+        done = self._parts(path, begin, take, limits, progress, part)
+        self.close()
+        return done
+
+
+class Parts:
+    """The parts of one trace, each scanned by some process, put together again; called instead of ``scan``.
+
+    Args:
+        path: the trace.
+        others: process and task of each part but the last, in order.
+        own: the last part, scanned here; None when the others do it all.
+        limits: what the file may be.
+
+    Attributes:
+        team: traces that are scanned at the same time, this one included: before it waits for others, this process
+            scans what is its own of all of them.
+    """
+
+    def __init__(self, path: Path, others: Sequence[tuple[Process, int]], own: Part | None, limits: Limits) -> None:
+        self.path, self.limits = path, limits
+        self.others, self.own = others, own
+        self._waiting: IO[bytes] | None = None
+        self._last: Scan | None = None
+        self.team: Sequence[Parts] = [self]
 
     def __call__(
         self,
@@ -88,52 +164,51 @@ class Workers:
             raise ValueError("the processes were started for another file, limit or part")
         from zeropeak.parse.kineto.scan import Scan, scan  # not above: it would delay the start of the processes
 
-        if not self._running and self._own is not None:
+        if not self.others and self.own is not None:
             return scan(path, begin, take, limits, progress)
-        with tempfile.SpooledTemporaryFile(MEMORY_BYTES) as own:
-            last = self._scan_own(own, progress)
+        try:
+            for one in self.team:
+                one.scan_own(progress)
             done = Scan(met=True)
-            for process, output in self._running:
+            for process, task in self.others:
                 if done.met:
-                    _add(done, _replay(path, process, output, begin, take))
-            if done.met and last is not None:
-                own.seek(0)
-                for packet in _pickled(own):
+                    _add(done, _replay(path, process, task, begin, take))
+            if done.met and self._waiting is not None and self._last is not None:
+                self._waiting.seek(0)
+                for packet in _pickled(self._waiting):
                     take(packet)
-                _add(done, last)
-        self.close()
+                _add(done, self._last)
+        finally:
+            self.close()
         return done
 
-    def _scan_own(self, waiting: Any, progress: Progress | None) -> Scan | None:
-        """Scan this process's part to a file."""
+    def scan_own(self, progress: Progress | None = None) -> None:
+        """Scan this process's part to a file, if that is not done yet and there are others to wait for."""
         from zeropeak.parse.kineto.scan import scan
 
-        if self._own is None:
-            return None
-        return scan(
+        if self.own is None or not self.others or self._waiting is not None:
+            return
+        waiting: Any = tempfile.SpooledTemporaryFile(MEMORY_BYTES)  # noqa: SIM115  (closed in close)
+        self._waiting = waiting
+        self._last = scan(
             self.path,
             lambda _: None,
             lambda packet: pickle.dump(packet, waiting, pickle.HIGHEST_PROTOCOL),
             self.limits,
             progress,
-            self._own,
+            self.own,
         )
+
+    def close(self) -> None:
+        """Throw away what this process has scanned and not handed over."""
+        if self._waiting is not None:
+            self._waiting.close()
+            self._waiting = None
 
 
 def parts(path: Path, processes: int) -> tuple[list[Part], Part | None]:
-    """Parts of a trace for other processes, and the last for this one: None when the others do it all.
-
-    A gzip file says how long its text is; xz and zstd files are not divided, nor are bare lists of events.
-    """
-    size = os.path.getsize(path)  # noqa: PTH202  (the module does without pathlib)
-    with open(path, "rb") as file:  # noqa: PTH123
-        head = file.read(4096)
-        if head.startswith(b"\x1f\x8b") and size > 18:
-            file.seek(-4, os.SEEK_END)
-            text = int.from_bytes(file.read(4), "little")
-            length = text if size < text < MAX_GZIP_RATIO * size else 0
-        else:
-            length = size if head.lstrip().startswith(b"{") else 0
+    """Parts of a trace for other processes, and the last for this one: None when the others do it all."""
+    length = text_bytes(path)
     others = min(processes - 1, length // START_BYTES)
     if others < 1:
         return [], WHOLE
@@ -143,9 +218,24 @@ def parts(path: Path, processes: int) -> tuple[list[Part], Part | None]:
     return (found[:-1], found[-1]) if own else (found, None)
 
 
-def _replay(path: Path, process: subprocess.Popen[bytes], output: IO[bytes], begin: Begin, take: Take) -> Scan:
+def text_bytes(path: Path) -> int:
+    """Length of a trace's text; 0 where it is not known, or the text cannot be divided.
+
+    A gzip file says how long its text is; xz and zstd files are not divided, nor are bare lists of events.
+    """
+    size = os.path.getsize(path)  # noqa: PTH202  (the module does without pathlib)
+    with open(path, "rb") as file:  # noqa: PTH123
+        head = file.read(4096)
+        if head.startswith(b"\x1f\x8b") and size > 18:
+            file.seek(-4, os.SEEK_END)
+            text = int.from_bytes(file.read(4), "little")
+            return text if size < text < MAX_GZIP_RATIO * size else 0
+        return size if head.lstrip().startswith(b"{") else 0
+
+
+def _replay(path: Path, process: Process, task: int, begin: Begin, take: Take) -> Scan:
     """Hand over what a process found, when it is done."""
-    status = process.wait()
+    status, output = process.wait(task), process.outputs[task]
     output.seek(0)
     for what, value in _pickled(output):
         if what == "packet":
