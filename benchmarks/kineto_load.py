@@ -7,9 +7,10 @@ Other scanning processes are started first, so that they work while this one imp
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
+
+from zeropeak.parse.lean import end_lean, start_lean
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,10 +56,11 @@ def load(path: str, out: str, rank: int, workers: Workers | None) -> dict[str, i
 
 
 def main() -> None:
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts threads that nothing here uses
+    start_lean()
     path, out, rank, processes = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     if processes == 1:
         print(load(path, out, rank, None))
+        end_lean()
         return
     from pathlib import Path
 
@@ -66,6 +68,7 @@ def main() -> None:
 
     with Workers(Path(path), processes) as workers:
         print(load(path, out, rank, workers))
+    end_lean()
 
 
 if __name__ == "__main__":

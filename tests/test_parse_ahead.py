@@ -58,8 +58,8 @@ def test_every_byte_is_scanned_once(lengths: list[int], processes: int) -> None:
 
 def test_this_process_takes_what_is_left_when_it_has_imported_and_made_tables() -> None:
     assert shares([100 * MB, 100 * MB], 2) == (
-        [[(0, WHOLE), (1, Part(0, 60 * MB))]],
-        [None, Part(60 * MB, None)],
+        [[(0, WHOLE), (1, Part(0, 55_050_240))]],
+        [None, Part(55_050_240, None)],
     )
     assert shares([30 * MB, 30 * MB], 3) == ([[(0, WHOLE)], [(1, WHOLE)]], [None, None])
     _, own = shares([100 * MB] * 5, 2)

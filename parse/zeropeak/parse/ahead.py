@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 MOST_BYTES: Final = 600 << 20
 """Text of several traces up to which one process makes all tables; of more, each of several makes some ranks'."""
 
-IMPORT_BYTES: Final = 70 << 20
+IMPORT_BYTES: Final = 60 << 20
 """Text that another process scans while this one imports what it needs to make all tables."""
 
-TABLES_COST: Final = 0.5
+TABLES_COST: Final = 0.45
 """Making a trace's tables takes this much of the time of scanning it."""
 
 

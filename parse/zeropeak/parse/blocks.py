@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
     Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
@@ -36,8 +38,8 @@ COLLECTIVE_ENDED: Final = 3
 MENDS: Final = (None, "address-reused", "storage-ended", "collective-ended")
 """Words of the codes above, for the column ``mend``."""
 
-_PAIRS_AT_ONCE: Final = 4_000_000
-"""Bounds the memory of the overlap search: 3 arrays of this many int64."""
+_PAIRS_AT_ONCE: Final = 500_000
+"""Bounds the memory of the overlap search: a few arrays of this many int64."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,13 @@ class Blocks:
 
 def pair(events: Events) -> Blocks:
     """Pair allocations with frees, and close blocks whose addresses were allocated again."""
-    time_order = np.argsort(events.ts, kind="stable")
-    ts, alloc = events.ts[time_order], events.alloc[time_order]
-    address, size = events.address[time_order], events.size[time_order]
+    if (events.ts[1:] >= events.ts[:-1]).all():  # as most readers give them: nothing to copy
+        time_order = np.arange(len(events.ts))
+        ts, alloc, address, size = events.ts, events.alloc, events.address, events.size
+    else:
+        time_order = np.argsort(events.ts, kind="stable")
+        ts, alloc = events.ts[time_order], events.alloc[time_order]
+        address, size = events.address[time_order], events.size[time_order]
     group = np.argsort(address, kind="stable")
     same_next = np.append(address[group][1:] == address[group][:-1], False)[: len(group)]
     follower = np.full(len(group), -1)
@@ -255,18 +261,16 @@ def _first_overlap(address: Ints, size: Ints, after: Ints, blocks: Blocks) -> In
     return result
 
 
-def _expand(low: Ints, high: Ints) -> list[tuple[Ints, Ints]]:
+def _expand(low: Ints, high: Ints) -> Iterator[tuple[Ints, Ints]]:
     """All (i, j) with low[i] <= j < high[i], in pieces of bounded size."""
     width = np.maximum(high - low, 0)
     some = np.flatnonzero(width)
     if not len(some):
-        return []
+        return
     edges = np.cumsum(width[some])
     cuts = np.unique(np.searchsorted(edges, np.arange(_PAIRS_AT_ONCE, edges[-1] + _PAIRS_AT_ONCE, _PAIRS_AT_ONCE)))
-    pieces = []
     for part in np.split(some, cuts[cuts < len(some)]):
         count = width[part]
         first = np.repeat(low[part], count)
         step = np.arange(len(first)) - np.repeat(np.cumsum(count) - count, count)
-        pieces.append((np.repeat(part, count), first + step))
-    return pieces
+        yield np.repeat(part, count), first + step

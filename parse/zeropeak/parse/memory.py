@@ -24,6 +24,7 @@ from zeropeak.parse.blocks import (
     match_storages,
     pair,
 )
+from zeropeak.parse.compact import plain, same, words
 from zeropeak.parse.curve import Curve, Edges, edges
 from zeropeak.parse.lookup import ints
 from zeropeak.parse.recorded import recorded
@@ -65,6 +66,10 @@ class Memory:
         """Rows of ``blocks`` that the curve counts at a position; ``ts`` is its time."""
         return np.concatenate([self._by_position.rows(position), self._first_by_time + self._by_time.rows(ts)])
 
+    def without_events(self) -> Memory:
+        """The same without ``events``, which take most of the room: nothing asks for them once they are written."""
+        return replace(self, events=self.events.slice(0, 0))
+
 
 def from_allocator(
     events: pa.Table,
@@ -91,12 +96,14 @@ def from_allocator(
         stats: takes the counts of mends.
     """
     main = _main_device(events["device"], device)
+    by_device = {name: [_of_device(events, name)] for name in pc.unique(events["device"]).to_pylist()}
+    del events  # there may be millions, and a copy of them is made at each turn
     parts = []
-    for name in pc.unique(events["device"]).to_pylist():
+    for name, rows in by_device.items():
         owned = storages if name == main else storages.slice(0, 0)
-        rows, told = _of_device(events, name), _of_device(known, name)
-        parts.append((name, *_device_memory(rows, told, name, source, owned, timeline, slack_ns, stats)))
-    all_events = pa.concat_tables([part[1] for part in parts])
+        told = _of_device(known, name)
+        parts.append((name, *_device_memory(rows.pop(), told, name, source, owned, timeline, slack_ns, stats)))
+    all_events = _joined([part[1] for part in parts])
     others = pa.concat_tables([part[2] for part in parts if part[0] != main] or [parts[0][2].slice(0, 0)])
     _, _, blocks, matched, order = next(part for part in parts if part[0] == main)
     curve = Curve(order.ts, order.allocated, order.baseline_bytes, *span)
@@ -187,7 +194,19 @@ def from_counters(
 
 
 def _of_device(rows: pa.Table, device: str | None) -> pa.Table:
-    return rows.filter(pc.is_null(rows["device"]) if device is None else pc.equal(rows["device"], device))
+    return _kept(rows, pc.is_null(rows["device"]) if device is None else pc.equal(rows["device"], device))
+
+
+def _kept(rows: pa.Table, keep: pa.ChunkedArray) -> pa.Table:
+    """The rows to keep; not copied when that is all of them."""
+    return rows if pc.all(pc.fill_null(keep, False)).as_py() else rows.filter(keep)
+
+
+def _joined(parts: list[pa.Table]) -> pa.Table:
+    """All rows; texts are dictionaries where those of all parts are."""
+    if len({tuple(part.schema.types) for part in parts}) > 1:
+        parts = [plain(part) for part in parts]
+    return pa.concat_tables(parts, promote_options="permissive").unify_dictionaries()
 
 
 def _device_memory(
@@ -211,7 +230,7 @@ def _device_memory(
             values = told[name].combine_chunks()
             table = table.append_column(name, values) if place < 0 else table.set_column(place, name, values)
         return rows, table, matched, order
-    rest, rows = rows.filter(pc.invert(moves)), rows.filter(moves)
+    rest, rows = rows.filter(pc.invert(moves)), _kept(rows, moves)
     alloc = pc.equal(rows["action"], "alloc").to_numpy(zero_copy_only=False)
     if rows["address"].null_count:
         stats.count(
@@ -225,17 +244,20 @@ def _device_memory(
         matched = np.full(storages.num_rows, -1)
         return table, block_table(blocks, matched, storages, timeline, device or "", source), matched, order
     events = Events(ints(rows["ts_ns"]), alloc, ints(rows["address"]), ints(rows["size_bytes"]))
+    baseline = _reported_baseline(rows, events) if device != "cpu" else None
+    rows = rows.select([name for name in _AS_RECORDED if name in rows.schema.names])
     blocks = pair(events)
+    del events
     matched = match_storages(blocks, ints(storages["address"]), ints(storages["born_ns"]), slack_ns)
     ended = ints(storages["freed_ns"], ALIVE)
     blocks = close_at_storage_end(blocks, matched, ended)
     if device == "cpu" and source == "kineto":
         blocks = close_at_collective_end(blocks, matched, _collective_end(timeline, blocks.born))
-    order = edges(blocks, _reported_baseline(rows, events) if device != "cpu" else None)
+    order = edges(blocks, baseline)
     _count_mends(blocks, stats)
     table = _event_table(rows, blocks, order, device, source)
     if rest.num_rows:
-        table = pa.concat_tables([table, rest], promote_options="permissive")
+        table = _joined([table, rest])
     return table, block_table(blocks, matched, storages, timeline, device or "", source), matched, order
 
 
@@ -294,25 +316,28 @@ def _count_mends(blocks: Blocks, stats: StatsScope) -> None:
     stats.count("free_size_differs", blocks.size_differs, "mended", "frees that reported another size than the birth")
 
 
+_AS_RECORDED: Final = ("reserved_bytes", "stream", "thread_id")
+"""Columns of memory_events that stay as they were recorded."""
+
+
 def _event_table(rows: pa.Table, blocks: Blocks, order: Edges, device: str | None, source: str) -> pa.Table:
-    """Rows of memory_events in time order: recorded ones, and the frees that were added."""
+    """Rows of memory_events in time order: those recorded (``rows``: columns of theirs), and frees that were added."""
     row = np.where(order.birth, blocks.alloc_row[order.block], blocks.free_row[order.block])
     recorded = pa.array(row, pa.int64(), mask=row < 0)
     mend = np.where(order.birth | (row >= 0), 0, blocks.mend[order.block])
     count = len(row)
     columns = {
-        "device": pa.repeat(pa.scalar(device, pa.string()), count),
+        "device": same(device, count),
         "ts_ns": order.ts,
-        "action": pc.if_else(pa.array(order.birth), "alloc", "free"),
+        "action": words(order.birth.astype(np.int32), ["free", "alloc"]),
         "address": blocks.address[order.block],
         "size_bytes": blocks.size[order.block],
         "allocated_bytes": order.allocated,
-        "mend": pa.array(MENDS, pa.string()).take(pa.array(mend)),
-        "source": pa.repeat(pa.scalar(source), count),
+        "mend": words(mend, MENDS),
+        "source": same(source, count),
     }
-    for name in ("reserved_bytes", "stream", "thread_id"):
-        if name in rows.schema.names:
-            columns[name] = pc.take(rows[name].combine_chunks(), recorded)
+    for name in rows.schema.names:
+        columns[name] = pc.take(rows[name].combine_chunks(), recorded)
     return pa.table(columns)
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zeropeak.parse.clocks import IDENTITY, ClockMap, base_map, fit
+from zeropeak.parse.compact import gather
 from zeropeak.parse.lookup import Lookup, ints
 from zeropeak.parse.schema import BY_NAME
 
@@ -58,6 +59,14 @@ class Placed:
     def table(self, name: str) -> pa.Table:
         """A DERIVED table, without its rank column."""
         rows = self.trace.spool.table(name).drop_columns(["rank"])
+        return self._moved(rows)
+
+    def memory_events(self) -> pa.Table:
+        """The table of that name, of which there may be millions of rows: compact, with the columns that there are."""
+        batches = (rows.drop_columns(["rank"]) for rows in self.trace.spool.written("memory_events"))
+        return gather((self._moved(rows) for rows in batches), BY_NAME["memory_events"].unranked)
+
+    def _moved(self, rows: pa.Table) -> pa.Table:
         return rows if self.trace.clock is not None else self.clock.apply_table(rows)
 
 

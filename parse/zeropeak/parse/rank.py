@@ -108,16 +108,16 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
         writer.write("clocks", clock_row(trace.source.reader, clock), rank)
         scope = stats.scope(trace.file, trace.source.reader, rank)
         calls.append((placed.table("collectives"), trace.file, trace.source.reader))
-        events, told = placed.table("memory_events"), placed.table("memory_blocks")
-        if not events.num_rows:
+        count = trace.spool.rows["memory_events"]
+        if not count:
             continue
         if memory is not None:
-            scope.count("memory_events_unused", events.num_rows, "info", f"the curve is taken from {memory.source}")
+            scope.count("memory_events_unused", count, "info", f"the curve is taken from {memory.source}")
             continue
         slack_ns = SLACK_NS if clock.residual_max_ns is None else min(SLACK_NS, clock.residual_max_ns)
         memory = from_allocator(
-            events,
-            told,
+            placed.memory_events(),
+            placed.table("memory_blocks"),
             trace.source.reader,
             log["memory_blocks"],
             timeline,
@@ -129,9 +129,11 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
         partial, curve_file = trace.source.partial, trace.file
     if memory is None:
         memory = from_counters(_samples(log, "allocated_bytes"), log["memory_blocks"], timeline, device, _window(log))
+    reserved = reserved_curve(memory, given.segments, _samples(log, "reserved_bytes"))
     for name in () if given.log_written else AROUND:
         writer.write(name, with_allocated(log[name], memory.curve), rank)
     writer.write("memory_events", memory.events, rank)
+    memory = memory.without_events()
     writer.write("memory_blocks", memory.blocks, rank)
     writer.write("memory_blocks", memory.other_blocks, rank)
     if given.segments is not None:
@@ -144,7 +146,6 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
     writer.write("saved_tensors", saved_tensors(log["saved_tensors"], memory, composition), rank)
     window = _window(log) or given.span or _curve_window(memory)
     if window is not None:
-        reserved = reserved_curve(memory, given.segments, _samples(log, "reserved_bytes"))
         peaks, parts = peak_tables(memory, composition, timeline, marks, window, reserved)
         writer.write("peaks", peaks, rank)
         _write_parts(writer, rank, "peak", peaks, parts, ["scope", "step", "phase"], checks)

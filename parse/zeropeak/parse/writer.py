@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     Ints = np.ndarray[tuple[int], np.dtype[np.integer]]
     Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
-WAITING_BYTES: Final = 64 << 20
+WAITING_BYTES: Final = 32 << 20
 """Rows wait in memory up to this size, over all open files together; then those of the largest are written. A file
 that never had to be written early is sorted as a whole, another one within each row group only."""
+
+ROWS_AT_ONCE: Final = 1 << 17
+"""Rows that come in order are brought to their schema by so many, which may be several times as large as before."""
 
 SCRATCH: Final = ".scratch"
 
@@ -32,13 +35,14 @@ COUNTERS: Final = ("event_id", "block_id", "correlation_id")
 """Columns of numbers that go up by little from row to row, as times (``*_ns``) do."""
 
 
-def conform(table: Table, rows: pa.RecordBatch | pa.Table, rank: int | None = None) -> pa.Table:
+def conform(table: Table, rows: pa.RecordBatch | pa.Table, rank: int | None = None, *, some: bool = False) -> pa.Table:
     """Bring rows to a table's exact schema.
 
     Args:
         table: the declared table.
         rows: any subset of its columns, in any order.
         rank: fills a ``rank`` column that is missing.
+        some: leave columns out that are missing.
 
     Returns:
         The rows with all columns in the declared order; columns that were missing are null.
@@ -50,8 +54,10 @@ def conform(table: Table, rows: pa.RecordBatch | pa.Table, rank: int | None = No
     names = set(rows.schema.names)
     if unknown := names - {column.name for column in table.columns}:
         raise KeyError(f"table {table.name} has no column {', '.join(sorted(unknown))}")
-    arrays = []
-    for column in table.columns:
+    arrays, fields = [], []
+    for column, declared in zip(table.columns, table.arrow, strict=True):
+        if some and column.nullable and column.name not in names:
+            continue
         if column.name in names:
             values = rows.column(column.name)
             if values.type != column.type:
@@ -63,19 +69,29 @@ def conform(table: Table, rows: pa.RecordBatch | pa.Table, rank: int | None = No
         if not column.nullable and values.null_count:
             raise ValueError(f"{table.name}.{column.name}: {values.null_count} nulls in a column that has none")
         arrays.append(values)
-    return pa.Table.from_arrays(arrays, schema=table.arrow)
+        fields.append(declared)
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def sort(rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Rows in ascending order of some columns, equal ones as they were, nulls last; each column in one piece.
+def sorting(rows: pa.RecordBatch | pa.Table, names: Sequence[str]) -> pa.Array | None:
+    """What brings rows into ascending order of some columns, equal ones as they were, nulls last; None: nothing to do.
 
     Many readers give rows in order, and finding that out takes a twentieth of the time of sorting them.
     """
     if not names or not rows.num_rows:
-        return rows
-    if _in_order(rows.select(names).combine_chunks(), names):
-        return rows.combine_chunks()  # where a column's pieces end decides where parquet's pages do
-    return rows.sort_by([(name, "ascending") for name in names])
+        return None
+    keys = rows.select(names)
+    keys = keys.combine_chunks() if isinstance(keys, pa.Table) else pa.Table.from_batches([keys])
+    if _in_order(keys, names):
+        return None
+    return pc.sort_indices(keys, [(name, "ascending") for name in names])
+
+
+def in_one_piece(column: pa.ChunkedArray, order: pa.Array | None) -> pa.Array:
+    """A column in some order: where its pieces end decides where parquet's pages do."""
+    if order is not None:
+        column = column.take(order)
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
 
 
 def _in_order(rows: pa.Table, names: Sequence[str]) -> bool:
@@ -155,14 +171,19 @@ class _File:
 
     def flush(self) -> None:
         """Write what is waiting as a sorted row group; an empty file gets its schema."""
-        rows = sort(pa.concat_tables(self.waiting or [self.table.arrow.empty_table()]), self.table.order)
+        rows = pa.concat_tables(self.waiting or [self.table.arrow.empty_table()])
+        self.waiting, self.waiting_bytes = [], 0
         if self.writer is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.writer = pq.ParquetWriter(self.path, self.table.arrow, **_encodings(self.table))
-        if rows.num_rows:
-            self.writer.write_table(rows)
         self.written_rows += rows.num_rows
-        self.waiting, self.waiting_bytes = [], 0
+        if rows.num_rows:
+            order = sorting(rows, self.table.order)
+            columns = []
+            for _ in rows.schema.names:  # one by one, so that not all of them are in memory twice
+                columns.append(in_one_piece(rows.column(0), order))
+                rows = rows.remove_column(0)
+            self.writer.write_table(pa.Table.from_arrays(columns, schema=self.table.arrow))
 
     def close(self) -> int:
         """Finish the file and return its number of rows."""
@@ -203,7 +224,14 @@ class TableFiles:
         file = self._file(declared, rank)
         for before in file.take_earlier():
             self._wait(file, before)
-        self._wait(file, conform(declared, rows, rank))
+        step = max(1, rows.num_rows)
+        if (
+            step > ROWS_AT_ONCE
+            and sorting(rows, [name for name in declared.order if name in rows.schema.names]) is None
+        ):
+            step = ROWS_AT_ONCE
+        for begin in range(0, max(1, rows.num_rows), step):
+            self._wait(file, conform(declared, rows.slice(begin, step), rank))
 
     def _wait(self, file: _File, rows: pa.Table) -> None:
         before = file.waiting_bytes
