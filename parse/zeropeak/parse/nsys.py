@@ -143,7 +143,7 @@ def _nvtx_batches(export: Export) -> Any:
         ("int64Value|uint64Value", INT),
     ]
     kinds = ", ".join(str(kind) for kind in STYLES)
-    return export.batches("NVTX_EVENTS", columns, f"eventType IN ({kinds}) AND start IS NOT NULL")
+    return export.batches("NVTX_EVENTS", columns, f"eventType IN ({kinds}) AND start IS NOT NULL", most=True)
 
 
 def _nvtx(export: Export, sink: Sink, ranks: _Ranks) -> None:
@@ -190,11 +190,13 @@ def _count_skipped(export: Export, sink: Sink) -> None:
     if real is None:
         return
     known = ", ".join(str(kind) for kind in (*STYLES, _CATEGORY, _DOMAIN, _DOMAIN_END))
+    is_known = f"coalesce(eventType IN ({known}), 0)"
     rows = export.rows(
-        f'SELECT coalesce(eventType IN ({known}), 0), count(*) - count(start), count(*) FROM "{real}" GROUP BY 1'
+        f'SELECT {is_known}, count(*) - count(start), count(*) FROM "{real}" WHERE start IS NULL OR NOT {is_known} '
+        "GROUP BY 1"
     )
-    skipped = sum(count for is_known, _, count in rows if not is_known)
-    damaged = sum(count for is_known, count, _ in rows if is_known)
+    skipped = sum(count for ours, _, count in rows if not ours)
+    damaged = sum(count for ours, count, _ in rows if ours)
     sink.count("nvtx_rows_of_other_kinds", skipped, "info", "NVTX rows that are neither ranges nor marks")
     sink.count("nvtx_without_start", damaged, "lost", "NVTX rows without a time")
 
@@ -214,7 +216,7 @@ def _kernels(export: Export, sink: Sink, ranks: _Ranks) -> None:
         ("MEMSET", "memset", [("bytes", INT)]),
     ):
         total = foreign = 0
-        for batch in export.batches(f"CUPTI_ACTIVITY_KIND_{table}", [*shared, *extra], "start IS NOT NULL"):
+        for batch in export.batches(f"CUPTI_ACTIVITY_KIND_{table}", [*shared, *extra], "start IS NOT NULL", most=True):
             total += batch.num_rows
             rank = ranks.of(_pid(batch.column("globalPid")))
             if category == "kernel":

@@ -47,7 +47,10 @@ _KERNEL: Final = "(s.value LIKE 'ncclDevKernel%' OR s.value LIKE 'ncclKernel%')"
 
 def find_calls(export: Export) -> str | None:
     """Whose ranges tell of collectives: NCCL's, else DeepSpeed's; None when neither are there."""
-    return next((whose for whose in CALLS if (where := _condition(export, whose)) and _any(export, where)), None)
+    wheres = {whose: where for whose in CALLS if (where := _condition(export, whose))}
+    if not wheres or not _any(export, f"({' OR '.join(wheres.values())})"):  # one look at all rows, not one for each
+        return None
+    return next((whose for whose, where in wheres.items() if _any(export, where)), None)
 
 
 def tells_collectives(path: Path) -> bool:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from zeropeak.parse.lookup import Lookup
+from zeropeak.parse.nsys_rows import fetch, fetch_ahead, open_read_only, pack
 from zeropeak.profile.errors import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-BATCH_ROWS: Final = 65_536
+    from zeropeak.parse.nsys_rows import Column
+
+AHEAD_ROWS: Final = 200_000
+"""A table of fewer rows is read in the time that a process takes to start and to be heard."""
 
 MAX_STRINGS_IN_MEMORY: Final = 1_000_000
 """Larger string tables are joined by sqlite, row by row, to keep memory constant."""
@@ -55,7 +61,13 @@ class Export:
             return self._db.execute(query, values).fetchall()
 
     def batches(
-        self, name: str, columns: Sequence[tuple[str, pa.DataType]], where: str = "", order: str = ""
+        self,
+        name: str,
+        columns: Sequence[tuple[str, pa.DataType]],
+        where: str = "",
+        order: str = "",
+        *,
+        most: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """Stream a table.
 
@@ -65,6 +77,7 @@ class Export:
                 the id in it as a string of ``StringIds``. The batch's column has the first plain name.
             where: SQL condition.
             order: SQL columns to order by.
+            most: most rows meet the condition, so that another process may be worth its start.
         """
         real = self.table(name)
         if real is None:
@@ -74,17 +87,24 @@ class Export:
         query = f'SELECT {", ".join(wanted)} FROM "{real}"'
         query += f" WHERE {where}" if where else ""
         query += f" ORDER BY {order}" if order else ""
+        names = [column.lstrip("*").split("|")[0] for column, _ in columns]
         with self._errors():
-            cursor = self._db.execute(query)
-            cursor.arraysize = BATCH_ROWS
-            while rows := cursor.fetchmany():
+            ahead = most and self._rows_at_most(real) >= AHEAD_ROWS and (os.cpu_count() or 1) > 1
+            for batch in fetch_ahead(self.path, query) if ahead else fetch(self._db, query):
                 arrays = []
-                for (column, kind), values in zip(columns, zip(*rows, strict=True), strict=True):
+                for (column, kind), pieces in zip(columns, batch, strict=True):
                     if column.startswith("*") and not joined:
-                        arrays.append(self._string_of(values))
+                        arrays.append(self._string_of(_joined([self._numbers(piece) for piece in pieces])))
                     else:
-                        arrays.append(self._text(values) if kind == pa.string() else self._number(values, kind))
-                yield pa.RecordBatch.from_arrays(arrays, [column.lstrip("*").split("|")[0] for column, _ in columns])
+                        read = self._texts if kind == pa.string() else self._numbers
+                        arrays.append(_joined([read(piece) for piece in pieces]))
+                yield pa.RecordBatch.from_arrays(arrays, names)
+
+    def _rows_at_most(self, real: str) -> int:
+        """Upper bound on the rows of a table, without counting them; 0 where there is none."""
+        if not self.rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND CAST(name AS BLOB) = ?", real.encode()):
+            return 0
+        return int(self.rows(f'SELECT max(rowid) FROM "{real}"')[0][0] or 0)
 
     def _expression(self, real: str, column: str, joined: bool) -> str:
         """SQL for a column that may be absent."""
@@ -109,35 +129,66 @@ class Export:
         if self.rows("SELECT count(*) FROM StringIds")[0][0] > MAX_STRINGS_IN_MEMORY:
             return True
         rows = self.rows("SELECT id, value FROM StringIds")
-        self._strings = Lookup(pa.array([row[0] for row in rows], pa.int64())), self._text([row[1] for row in rows])
+        ids, texts = (pack([row[place] for row in rows]) for place in (0, 1))
+        self._strings = Lookup(self._numbers(ids)), self._texts(texts)
         return False
 
-    def _string_of(self, ids: Sequence[object]) -> pa.Array:
+    def _string_of(self, ids: pa.Array) -> pa.Array:
         if self._strings is None:
             return pa.nulls(len(ids), pa.string())
         lookup, strings = self._strings
-        return pc.take(strings, lookup.find(self._number(ids, pa.int64())))
+        return pc.take(strings, lookup.find(ids))
+
+    def _texts(self, column: Column) -> pa.Array:
+        if column.odd is not None:
+            return self._text(column.odd)
+        if column.numbers is None:
+            return pa.nulls(column.length, pa.string())
+        if column.text is None:
+            return pc.cast(self._numbers(column), pa.string())
+        offsets = np.zeros(column.length + 1, np.int32)
+        np.cumsum(np.frombuffer(column.numbers, np.int64), out=offsets[1:])
+        buffers = [_bitmap(column.valid), pa.py_buffer(offsets), pa.py_buffer(column.text)]
+        raw = pa.Array.from_buffers(pa.binary(), column.length, buffers)
+        try:
+            return pc.cast(raw, pa.string())
+        except pa.ArrowInvalid:
+            return self._text(raw.to_pylist())
 
     def _text(self, values: Sequence[object]) -> pa.Array:
-        """Texts come as bytes, since sqlite checks nothing: decode all at once, one by one only where that fails."""
-        raw = [value if value is None or isinstance(value, bytes) else str(value).encode() for value in values]
-        try:
-            return pc.cast(pa.array(raw, pa.binary()), pa.string())
-        except pa.ArrowInvalid:
-            texts = []
-            for value in raw:
-                text = None if value is None else value.decode("utf-8", "replace")
-                self.bad_text += text is not None and text.encode() != value
-                texts.append(text)
-            return pa.array(texts, pa.string())
+        """Texts come as bytes, since sqlite checks nothing: here where not all of them are bytes, or UTF-8."""
+        texts = []
+        for value in values:
+            raw = value if value is None or isinstance(value, bytes) else str(value).encode()
+            text = None if raw is None else raw.decode("utf-8", "replace")
+            self.bad_text += text is not None and text.encode() != raw
+            texts.append(text)
+        return pa.array(texts, pa.string())
 
-    def _number(self, values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    def _numbers(self, column: Column) -> pa.Array:
+        if column.odd is not None:
+            return self._number(column.odd)
+        if column.numbers is None or column.text is not None:
+            return pa.nulls(column.length, pa.int64())
+        return pa.Array.from_buffers(pa.int64(), column.length, [_bitmap(column.valid), pa.py_buffer(column.numbers)])
+
+    def _number(self, values: Sequence[object]) -> pa.Array:
         try:
-            return pa.array(values, kind)
+            return pa.array(values, pa.int64())
         except (pa.ArrowException, TypeError, OverflowError):
             # sqlite columns have no fixed type: one damaged cell must not lose the batch.
-            whole = [value if isinstance(value, int) and abs(value) < 1 << 63 else None for value in values]
-            return pa.array(whole, kind)
+            whole = [value if isinstance(value, int) and -(1 << 63) <= value < 1 << 63 else None for value in values]
+            return pa.array(whole, pa.int64())
+
+
+def _bitmap(valid: bytes | None) -> pa.Buffer | None:
+    if valid is None:
+        return None
+    return pa.py_buffer(np.packbits(np.frombuffer(valid, np.uint8), bitorder="little"))
+
+
+def _joined(pieces: list[pa.Array]) -> pa.Array:
+    return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
 
 
 @contextmanager
@@ -151,9 +202,8 @@ def open_export(path: Path) -> Iterator[Export]:
         raise TraceError(
             path, "the file is empty: the export failed half-way; run it again: nsys export --type sqlite <report>"
         )
-    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+    db = open_read_only(path)
     try:
-        db.text_factory = bytes
         export = Export(path, db, {})
         names = export.rows("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
         for (name,) in names:

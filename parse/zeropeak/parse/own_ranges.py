@@ -23,18 +23,23 @@ def own_events(rows: pa.Table, source: str) -> dict[str, pa.Table]:
         return {}
     names = pc.dictionary_encode(rows["name"]).combine_chunks()
     parsed = [parse_range_name(name or "") for name in names.dictionary.to_pylist()]
-    kind = pa.array([found[0].value if found else None for found in parsed], pa.string()).take(names.indices)
-    target = pa.array([found[1] if found else None for found in parsed], pa.string()).take(names.indices)
+    kinds = pa.array([found[0].value if found else None for found in parsed], pa.string())
+    targets = pa.array([found[1] if found else None for found in parsed], pa.string())
+    kind = kinds.take(names.indices)
     rows = rows.select(["event_id", "thread_id", "name", "start_ns", "end_ns"])
     phase, module = pc.equal(kind, Kind.PHASE.value), pc.equal(kind, Kind.MODULE.value)
     zero = pc.and_(pc.is_valid(kind), pc.invert(pc.or_(phase, module)))
-    found = {
-        "zero_events": rows.append_column("kind", kind).append_column(
-            "source", pa.repeat(pa.scalar(source), rows.num_rows)).filter(zero),
-        "phases": rows.select(["event_id", "start_ns", "end_ns"]).append_column("phase", target).filter(phase),
-        "module_ranges": _module_ranges(rows, target).filter(module),
-    }  # fmt: skip
-    return {name: table for name, table in found.items() if table.num_rows}
+    found = {}
+    if pc.any(zero).as_py():
+        found["zero_events"] = rows.append_column("kind", kind).filter(zero)
+        source_column = pa.repeat(pa.scalar(source), found["zero_events"].num_rows)
+        found["zero_events"] = found["zero_events"].append_column("source", source_column)
+    if pc.any(phase).as_py():
+        named = targets.take(names.indices.filter(phase))
+        found["phases"] = rows.select(["event_id", "start_ns", "end_ns"]).filter(phase).append_column("phase", named)
+    if pc.any(module).as_py():
+        found["module_ranges"] = _module_ranges(rows.filter(module), targets.take(names.indices.filter(module)))
+    return found
 
 
 def _module_ranges(rows: pa.Table, target: pa.Array) -> pa.Table:

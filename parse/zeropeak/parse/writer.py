@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from zeropeak.parse.lean import give_back
 from zeropeak.parse.schema import BY_NAME, TABLES, Table
 from zeropeak.profile.errors import ZeropeakError
 
@@ -28,6 +29,9 @@ that never had to be written early is sorted as a whole, another one within each
 
 ROWS_AT_ONCE: Final = 1 << 17
 """Rows that come in order are brought to their schema by so many, which may be several times as large as before."""
+
+GIVE_BACK_BYTES: Final = 128 << 20
+"""Rows that are written between two calls of :func:`zeropeak.parse.lean.give_back`."""
 
 SCRATCH: Final = ".scratch"
 
@@ -217,6 +221,7 @@ class TableFiles:
         self._folder = folder
         self._files: dict[tuple[str, int | None], _File] = {}
         self._waiting_bytes = 0
+        self._flushed_bytes = 0
 
     def write(self, table: str, rows: pa.RecordBatch | pa.Table, rank: int | None = None) -> None:
         """Append rows; ``rank`` names the file and fills a missing ``rank`` column (None: rows of no rank)."""
@@ -240,7 +245,11 @@ class TableFiles:
         while self._waiting_bytes > WAITING_BYTES:
             largest = max(self._files.values(), key=lambda file: file.waiting_bytes)
             self._waiting_bytes -= largest.waiting_bytes
+            self._flushed_bytes += largest.waiting_bytes
             largest.flush()
+        if self._flushed_bytes >= GIVE_BACK_BYTES:
+            self._flushed_bytes = 0
+            give_back()
 
     def declare(self, ranks: Iterable[int]) -> None:
         """Make sure that every table has a file for each of these ranks, be it empty."""
