@@ -145,5 +145,8 @@ def measure(options: Namespace, work: Path) -> Part:
         else:
             lines.append(row(job, f"{theirs.load / job.wall:.1f}x", f"{theirs.wall / job.wall:.1f}x"))
     said = about(found, options.repeats, ("msgspec", "pyarrow", "numpy", "isal"), [PEER.replace("==", " ")])
-    notes = ["Memory grows until 64 MB of rows wait to be written, and then little; the table above says how much."]
+    notes = [
+        "Reader and writer: memory grows until 32 MB of rows wait to be written, and then little. `zeropeak parse` "
+        "also pairs all allocations and frees of a trace, in memory."
+    ]
     return Part("torch.profiler (kineto) traces", TEXT, said, claims(found), lines, notes)

@@ -140,11 +140,12 @@ def reserved_curve(memory: Memory, segments: pa.Table | None, samples: pa.Table)
     for rows in (memory.events, samples, segments):
         if rows is None or "reserved_bytes" not in rows.schema.names:
             continue
-        mine = rows.filter(pc.is_valid(rows["reserved_bytes"]))
-        if "device" in mine.schema.names:
-            mine = mine.filter(pc.equal(mine["device"], memory.device))
+        told = pc.is_valid(rows["reserved_bytes"])
+        if "device" in rows.schema.names:
+            told = pc.and_(told, pc.equal(rows["device"], memory.device))
+        mine = rows.select(["ts_ns", "reserved_bytes"]).filter(told)
         if mine.num_rows and pc.max(mine["reserved_bytes"]).as_py() > 0:
-            return _sampled(mine.select(["ts_ns", "reserved_bytes"]), "reserved_bytes")
+            return _sampled(mine, "reserved_bytes")
     return None
 
 

@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 from zeropeak.parse.lookup import Lookup, ints
 from zeropeak.parse.nsys_collectives import read_collectives
 from zeropeak.parse.nsys_export import Export, open_export
-from zeropeak.parse.sink import Source
+from zeropeak.parse.nsys_source import describe
 from zeropeak.profile.labels import NVTX_DOMAIN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from zeropeak.parse.sink import Sink
+    from zeropeak.parse.sink import Sink, Source
 
 INT, TEXT = pa.int64(), pa.string()
 
@@ -90,13 +90,13 @@ def read(path: Path, sink: Sink, *, ranks: Mapping[int, int] | None = None, defa
         _segments(export, sink, known)
         if export.bad_text:
             sink.count("text_not_utf8", export.bad_text, "mended", "texts with invalid UTF-8, replaced")
-        return _source(export, pids)
+        return describe(export, pids)
 
 
 def source(path: Path) -> Source:
     """What an export says about itself, without reading its rows (so without processes)."""
     with open_export(path) as export:
-        return _source(export, [])
+        return describe(export, [])
 
 
 def processes(path: Path) -> list[int]:
@@ -116,18 +116,6 @@ def anchors(path: Path) -> tuple[Any, Any]:
             ids.append(ints(event.filter(ours)))
             starts.append(ints(batch.column("start").filter(ours)))
     return np.concatenate(ids), np.concatenate(starts)
-
-
-def _source(export: Export, pids: list[int]) -> Source:
-    return Source(
-        "nsys",
-        export.path,
-        pids=tuple(pids),
-        clock="session",
-        session_start_unix_ns=_session_start(export),
-        version=(version := _version(export)),
-        versions={"nsys export": version} if version else {},
-    )
 
 
 def _nvtx_batches(export: Export) -> Any:
@@ -370,32 +358,3 @@ class _Ranks:
     def of(self, pid: Any) -> pa.Array:
         known = pc.take(self._ranks, self._lookup.find(pid))
         return pc.if_else(pc.is_null(pid), self._default, known)
-
-
-def _session_start(export: Export) -> int | None:
-    """Unix time of the session clock's zero."""
-    if not export.has("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
-        return None
-    rows = export.rows("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME WHERE utcEpochNs IS NOT NULL")
-    begin = (
-        export.rows("SELECT min(startTime) FROM ANALYSIS_DETAILS")
-        if export.has("ANALYSIS_DETAILS", "startTime")
-        else []
-    )
-    return int(rows[0][0]) - int((begin[0][0] if begin else 0) or 0) if rows else None
-
-
-def _version(export: Export) -> str | None:
-    """Version of the nsys that exported, or of its schema."""
-    for table in ("META_DATA_EXPORT", "EXPORT_META_DATA"):
-        if export.has(table, "name"):
-            found = dict(
-                export.rows(
-                    f'SELECT name, value FROM "{table}" WHERE name IN '
-                    "('EXPORT_PRODUCT_VERSION', 'EXPORT_SCHEMA_VERSION')"
-                )
-            )
-            value = found.get(b"EXPORT_PRODUCT_VERSION") or found.get(b"EXPORT_SCHEMA_VERSION")
-            if value:
-                return bytes(value).decode("utf-8", "replace")
-    return None

@@ -14,6 +14,7 @@ from zeropeak.parse.collectives import join, of_log
 from zeropeak.parse.composition import Composition
 from zeropeak.parse.conservation import check
 from zeropeak.parse.delayed_frees import delayed_frees
+from zeropeak.parse.lean import give_back
 from zeropeak.parse.lookup import ints
 from zeropeak.parse.memory import Memory, from_allocator, from_counters, reserved_curve
 from zeropeak.parse.peaks import mark_tables, peak_tables
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from zeropeak.parse.parts import Parts
     from zeropeak.parse.stats import Stats, StatsScope
     from zeropeak.parse.writer import TableFiles
+
+MANY_EVENTS: Final = 200_000
+"""Memory events from which on what pairing them took is worth giving back before tables are written."""
 
 SLACK_NS: Final = 1_000_000
 """Upper bound on how far a storage's registration may seem to precede its block's birth."""
@@ -126,6 +130,8 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
             slack_ns,
             scope,
         )
+        if count >= MANY_EVENTS:
+            give_back()
         partial, curve_file = trace.source.partial, trace.file
     if memory is None:
         memory = from_counters(_samples(log, "allocated_bytes"), log["memory_blocks"], timeline, device, _window(log))
