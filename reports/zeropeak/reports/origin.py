@@ -34,6 +34,10 @@ def run_origin(run: Run) -> str:
 
 
 def _first_forward_ns(run: Run) -> int | None:
+    return run.keep("first forward", lambda: _earliest_forward_ns(run))
+
+
+def _earliest_forward_ns(run: Run) -> int | None:
     phases = run.arrow("phases", columns=["phase", "start_ns"])
     starts = ints(phases.filter(pc.equal(phases["phase"], "forward")), "start_ns", NEVER)
     return int(starts.min()) if len(starts) and starts.min() != NEVER else None

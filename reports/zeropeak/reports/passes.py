@@ -6,14 +6,14 @@ it from the next one on; each pass is one use of that order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zeropeak.profile.labels import Phase
+from zeropeak.profile.labels import Kind, Phase
 from zeropeak.reports.columns import ints
 
 if TYPE_CHECKING:
@@ -59,31 +59,69 @@ def read_passes(run: Run, rank: int) -> list[Pass]:
     phases = phases.filter(pc.is_valid(phases["step"]))
     events = run.arrow("zero_events", rank, _COLUMNS)
     events = events.filter(pc.is_in(events["phase"], value_set=pa.array(_PHASES)))
-    keys = np.stack([ints(phases, "step"), _micro(phases)], axis=1)
-    event_keys = np.stack([ints(events, "step"), _micro(events)], axis=1)
-    kinds = events["kind"].to_numpy(zero_copy_only=False)
-    bytes_, begun = ints(events, "full_bytes", 0), ints(events, "start_ns")
-    ends, starts, names = phases["end_ns"].is_valid(), ints(phases, "start_ns"), phases["phase"].to_pylist()
-    ended = ends.to_numpy(zero_copy_only=False)
+    starts, ended = ints(phases, "start_ns"), phases["end_ns"].is_valid().to_pylist()
+    rows_of: dict[tuple[int, int], list[int]] = {}
+    for row, key in enumerate(zip(ints(phases, "step").tolist(), _micro(phases).tolist(), strict=True)):
+        rows_of.setdefault(key, []).append(row)
+    names, gathered = phases["phase"].to_pylist(), _gathered(events)
     found = []
-    for step, micro in np.unique(keys, axis=0).tolist() if len(keys) else []:
-        mine = (event_keys == (step, micro)).all(axis=1)
-        ahead, demand = mine & (kinds == "prefetch"), mine & (kinds == "fetch")
-        rows = np.flatnonzero((keys == (step, micro)).all(axis=1))
+    for (step, micro), rows in rows_of.items():
+        mine = gathered.get((step, micro), _Gathered())
         found.append(
             Pass(
                 step=step,
                 micro_step=micro,
                 whole={names[row] for row in rows if ended[row]} == set(_PHASES),
-                fetches=int(demand.sum()),
-                prefetches=int(ahead.sum()),
-                prefetched_bytes=int(bytes_[ahead].sum()),
-                gathered_bytes=int(bytes_[ahead | demand].sum()),
+                fetches=mine.fetches,
+                prefetches=mine.prefetches,
+                prefetched_bytes=mine.prefetched_bytes,
+                gathered_bytes=mine.fetched_bytes + mine.prefetched_bytes,
                 first_ns=int(starts[rows].min()),
-                last_prefetch_ns=int(begun[ahead].max()) if ahead.any() else None,
+                last_prefetch_ns=mine.last_prefetch_ns,
             )
         )
     return sorted(found, key=lambda one: one.first_ns)
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """What one pass gathered."""
+
+    fetches: int = 0
+    fetched_bytes: int = 0
+    prefetches: int = 0
+    prefetched_bytes: int = 0
+    last_prefetch_ns: int | None = None
+
+
+def _gathered(events: pa.Table) -> dict[tuple[int, int], _Gathered]:
+    """By step and micro-step; one look at the events however many passes there are."""
+    table = pa.table(
+        {
+            "step": ints(events, "step"),
+            "micro": _micro(events),
+            "kind": events["kind"],
+            "bytes": ints(events, "full_bytes", 0),
+            "start_ns": ints(events, "start_ns"),
+        }
+    )
+    table = table.filter(pc.is_in(table["kind"], value_set=pa.array((Kind.FETCH.value, Kind.PREFETCH.value))))
+    sums = table.group_by(["step", "micro", "kind"]).aggregate(
+        [("bytes", "count"), ("bytes", "sum"), ("start_ns", "max")]
+    )
+    found: dict[tuple[int, int], _Gathered] = {}
+    for row in sums.to_pylist():
+        key, one = (row["step"], row["micro"]), found.get((row["step"], row["micro"]), _Gathered())
+        if row["kind"] == Kind.FETCH.value:
+            found[key] = replace(one, fetches=row["bytes_count"], fetched_bytes=row["bytes_sum"])
+        else:
+            found[key] = replace(
+                one,
+                prefetches=row["bytes_count"],
+                prefetched_bytes=row["bytes_sum"],
+                last_prefetch_ns=row["start_ns_max"],
+            )
+    return found
 
 
 def module_order(run: Run, rank: int, one: Pass) -> list[tuple[str, str, int]]:

@@ -7,6 +7,7 @@ nanoseconds above 2**53), bool ``boolean``, double ``Float64`` and text ``string
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -29,8 +30,8 @@ MOST_MISSING: Final = 4096
 """More missing ranks than this are a count, not a name each: a damaged world_size may be anything."""
 
 _KEPT: Final = 16
-"""Derived objects that a run keeps: of a million memory events a rank takes about 25 MB in its three objects, and four
-ranks are judged in turn by each finding."""
+"""Derived objects that a run keeps: of a million memory events a rank takes about 25 MB in its four objects, and up to
+four ranks are drawn in turn by several figures. Findings go rank by rank, so more ranks take no more."""
 
 
 class Run:
@@ -75,12 +76,12 @@ class Run:
             raise TraceError(self.path / "run.json", f"basis is {str(word)[:40]!r}, not one of {', '.join(Basis)}")
         return Basis(word)
 
-    @property
+    @cached_property
     def rank_ids(self) -> tuple[int, ...]:
         """Ranks that left anything behind, in order."""
         return tuple(sorted(set(self.arrow("ranks", columns=["rank"])["rank"].to_pylist())))
 
-    @property
+    @cached_property
     def missing_ranks(self) -> tuple[int, ...]:
         """Ranks of the job of which nothing was captured; none for a fake world, whose other ranks never ran.
 
@@ -90,13 +91,13 @@ class Run:
             return ()
         return tuple(sorted(set(range(self._world)) - set(self.rank_ids)))
 
-    @property
+    @cached_property
     def missing_count(self) -> int:
         """How many ranks of the job left nothing behind."""
         world = self._world  # of many ranks, reading it takes a file each
         return world - sum(rank < world for rank in self.rank_ids)
 
-    @property
+    @cached_property
     def _world(self) -> int:
         """Ranks of the job that ran, as far as known."""
         if self.manifest.get("fake_world"):

@@ -22,6 +22,7 @@ from zeropeak.reports.findings import (
     trace_invalidated,
 )
 from zeropeak.reports.findings.finding import Basis, Evidence, Expected, Finding, Verdict, ordered, to_json
+from zeropeak.reports.findings.judging import blank, missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,8 +56,12 @@ TITLES: Final[dict[str, str]] = {module.ID: module.TITLE for module in _MODULES}
 
 
 def find_all(run: Run) -> list[Finding]:
-    """All findings of a run, in the order of findings.json."""
-    return ordered(finding for find in FINDINGS.values() for finding in find(run))
+    """All findings of a run, in the order of findings.json.
+
+    Rank by rank: findings share what they read of a rank, and a run keeps that of a few ranks only.
+    """
+    found = [module.of_rank(run, blank(run, module.ID, rank)) for rank in run.rank_ids for module in _MODULES]
+    return ordered(found + [missing(run, module.ID, rank) for rank in run.missing_ranks for module in _MODULES])
 
 
 __all__ = [

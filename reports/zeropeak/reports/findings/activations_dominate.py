@@ -37,10 +37,11 @@ _SECTION: Final = "activation_checkpointing"
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    return judge(run, ID, _of_rank)
+    return judge(run, ID, of_rank)
 
 
-def _of_rank(run: Run, blank: Finding) -> Finding:
+def of_rank(run: Run, blank: Finding) -> Finding:
+    """The finding on one rank, filled in from a blank one."""
     story = read_story(run, blank.rank)
     if unsaid := unattributed_peak(run, blank, story):
         return unsaid

@@ -73,10 +73,11 @@ class Copies:
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    return judge(run, ID, _of_rank)
+    return judge(run, ID, of_rank)
 
 
-def _of_rank(run: Run, blank: Finding) -> Finding:
+def of_rank(run: Run, blank: Finding) -> Finding:
+    """The finding on one rank, filled in from a blank one."""
     story = read_story(run, blank.rank)
     unsaid = unpartitioned(run, blank) or unseen(run, blank, _NEEDED, "Gathers of several parameters")
     if unsaid := unsaid or unattributed_peak(run, blank, story):

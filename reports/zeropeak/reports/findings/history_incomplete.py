@@ -53,10 +53,11 @@ class Gap:
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    return judge(run, ID, _of_rank)
+    return judge(run, ID, of_rank)
 
 
-def _of_rank(run: Run, blank: Finding) -> Finding:
+def of_rank(run: Run, blank: Finding) -> Finding:
+    """The finding on one rank, filled in from a blank one."""
     story = read_story(run, blank.rank)
     gaps = [gap for look in _GAPS for gap in look(run, story)]
     owned = sum(part.size_bytes for part in story.composition if part.category == UNATTRIBUTED)

@@ -56,10 +56,11 @@ class Parameters:
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    return judge(run, ID, _of_rank)
+    return judge(run, ID, of_rank)
 
 
-def _of_rank(run: Run, blank: Finding) -> Finding:
+def of_rank(run: Run, blank: Finding) -> Finding:
+    """The finding on one rank, filled in from a blank one."""
     if unsaid := unpartitioned(run, blank):
         return unsaid
     rows = run.arrow("params", blank.rank).to_pylist()

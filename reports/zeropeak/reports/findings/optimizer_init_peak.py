@@ -38,7 +38,7 @@ _MOST_PARTS: Final = 3
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    return judge(run, ID, _of_rank)
+    return judge(run, ID, of_rank)
 
 
 def cause_of(peak: ScopePeak) -> str | None:
@@ -50,7 +50,8 @@ def cause_of(peak: ScopePeak) -> str | None:
     return ELSEWHERE.get(peak.phase or "")
 
 
-def _of_rank(run: Run, blank: Finding) -> Finding:
+def of_rank(run: Run, blank: Finding) -> Finding:
+    """The finding on one rank, filled in from a blank one."""
     phases = [peak for peak in scope_peaks(run, blank.rank) if peak.scope == "phase"]
     outside = [peak for peak in phases if cause_of(peak)]
     steps = [peak for peak in phases if not cause_of(peak)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from zeropeak.reports.basis import simulated
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 SLACK_NS: Final = 5_000_000
 """How long after a mark a thread may still take to drop a reference: some schedules of a busy core."""
+
+
+_MARK: Final = ("step", "micro_step", "mark")
 
 
 def slack_ns(run: Run) -> int:
@@ -51,21 +55,44 @@ class Outliving:
     apart_ended: bool
 
 
+class _Retained:
+    """Rows of ``retained`` of a rank by mark: a long run has thousands, each of which is asked for.
+
+    Attributes:
+        held: storages that have a named holder at some mark.
+    """
+
+    def __init__(self, run: Run, rank: int) -> None:
+        self._table = run.arrow("retained", rank)
+        named = self._table.filter(pc.is_valid(self._table["holder"]))
+        self.held = set(named["storage_id"].to_pylist()) - {None}
+        self._places: dict[tuple[Any, ...], list[int]] = {}
+        for place, key in enumerate(zip(*(self._table[name].to_pylist() for name in _MARK), strict=True)):
+            self._places.setdefault(key, []).append(place)
+
+    def at(self, mark: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Rows of a mark; what the mark does not say is not asked for."""
+        wanted = [mark[name] for name in _MARK]
+        if None in wanted:
+            keys = [k for k in self._places if all(w in (None, one) for w, one in zip(wanted, k, strict=True))]
+            places = sorted(place for key in keys for place in self._places[key])
+        else:
+            places = self._places.get(tuple(wanted), [])
+        found: list[dict[str, Any]] = self._table.take(pa.array(places, pa.int64())).to_pylist() if places else []
+        return found
+
+
 def rows_at(run: Run, story: Story, mark: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of ``retained`` at a mark (``step``, ``micro_step``, ``mark``): those that surely outlived it, and the rest.
 
     Sure is a storage that has a named holder at any mark, or whose end lies more than :data:`SLACK_NS` after the mark,
     or that was never seen to end in a run that went on for that long.
     """
-    retained = run.keep(("retained", story.rank), lambda: run.arrow("retained", story.rank))
-    held = set(retained.filter(pc.is_valid(retained["holder"]))["storage_id"].to_pylist()) - {None}
-    here = retained
-    for key in ("step", "micro_step", "mark"):
-        here = here.filter(pc.equal(here[key], mark[key])) if mark[key] is not None else here
+    retained = run.keep(("retained", story.rank), lambda: _Retained(run, story.rank))
     sure: list[dict[str, Any]] = []
     rest: list[dict[str, Any]] = []
-    for row in here.to_pylist():
-        named = row["holder"] is not None or row["storage_id"] in held
+    for row in retained.at(mark):
+        named = row["holder"] is not None or row["storage_id"] in retained.held
         end = story.end_ns if row["ended_ns"] is None else row["ended_ns"]
         lasted = row["ts_ns"] is not None and end - row["ts_ns"] > slack_ns(run)
         (sure if named or lasted else rest).append(row)

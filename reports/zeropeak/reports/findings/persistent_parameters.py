@@ -46,10 +46,11 @@ _TOP_ROWS: Final = 5
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    return judge(run, ID, _of_rank)
+    return judge(run, ID, of_rank)
 
 
-def _of_rank(run: Run, blank: Finding) -> Finding:
+def of_rank(run: Run, blank: Finding) -> Finding:
+    """The finding on one rank, filled in from a blank one."""
     rank, story = blank.rank, read_story(run, blank.rank)
     if unsaid := unpartitioned(run, blank):
         return unsaid

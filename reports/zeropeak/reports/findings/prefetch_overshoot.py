@@ -59,10 +59,11 @@ _NEEDED: Final = ("fetch and prefetch", "module forward begin", "module backward
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    return judge(run, ID, _of_rank)
+    return judge(run, ID, of_rank)
 
 
-def _of_rank(run: Run, blank: Finding) -> Finding:
+def of_rank(run: Run, blank: Finding) -> Finding:
+    """The finding on one rank, filled in from a blank one."""
     rank, story = blank.rank, read_story(run, blank.rank)
     if unsaid := unpartitioned(run, blank) or unseen(run, blank, _NEEDED, "Prefetches"):
         return unsaid

@@ -56,10 +56,11 @@ class RankPeak:
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    return judge(run, ID, _of_rank)
+    return judge(run, ID, of_rank)
 
 
-def _of_rank(run: Run, blank: Finding) -> Finding:
+def of_rank(run: Run, blank: Finding) -> Finding:
+    """The finding on one rank, filled in from a blank one."""
     if run.manifest.get("fake_world"):
         return not_applicable(blank, "One rank ran, on a fake process group: there is none to compare with.")
     total = len(run.rank_ids) + run.missing_count

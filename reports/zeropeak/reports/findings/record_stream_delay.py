@@ -74,10 +74,11 @@ class Waiting:
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    return judge(run, ID, _of_rank)
+    return judge(run, ID, of_rank)
 
 
-def _of_rank(run: Run, blank: Finding) -> Finding:
+def of_rank(run: Run, blank: Finding) -> Finding:
+    """The finding on one rank, filled in from a blank one."""
     rank, story = blank.rank, read_story(run, blank.rank)
     device = run.arrow("ranks", rank, ["device"])["device"]
     name = device[0].as_py() if len(device) else None

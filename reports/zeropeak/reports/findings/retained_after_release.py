@@ -54,10 +54,11 @@ _MARK_COLUMNS: Final = (
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    return judge(run, ID, _of_rank)
+    return judge(run, ID, of_rank)
 
 
-def _of_rank(run: Run, blank: Finding) -> Finding:
+def of_rank(run: Run, blank: Finding) -> Finding:
+    """The finding on one rank, filled in from a blank one."""
     if unsaid := unpartitioned(run, blank) or unseen(run, blank, _NEEDED, "Releases") or _blind(run, blank):
         return unsaid
     story = read_story(run, blank.rank)

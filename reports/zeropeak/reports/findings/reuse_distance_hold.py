@@ -56,10 +56,11 @@ _TRIED: Final = 6
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    return judge(run, ID, _of_rank)
+    return judge(run, ID, of_rank)
 
 
-def _of_rank(run: Run, blank: Finding) -> Finding:
+def of_rank(run: Run, blank: Finding) -> Finding:
+    """The finding on one rank, filled in from a blank one."""
     rank, story = blank.rank, read_story(run, blank.rank)
     if unsaid := unpartitioned(run, blank) or unseen(run, blank, _NEEDED, "Releases"):
         return unsaid

@@ -51,10 +51,11 @@ _ORDER: Final = (
 
 def find(run: Run) -> list[Finding]:
     """One finding a rank, missing ranks included."""
-    return judge(run, ID, _of_rank)
+    return judge(run, ID, of_rank)
 
 
-def _of_rank(run: Run, blank: Finding) -> Finding:
+def of_rank(run: Run, blank: Finding) -> Finding:
+    """The finding on one rank, filled in from a blank one."""
     if unsaid := unpartitioned(run, blank) or unseen(run, blank, _HOOKS, "Fetches and prefetches"):
         return unsaid
     if setting.knob(run, blank.rank, "prefetch_bucket_size") == 0:
