@@ -62,6 +62,23 @@ def test_knobs_models_and_versions_are_differences(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        ({"preset": "…/a/llama"}, {"preset": "…/b/llama-mine"}, ["model.preset (llama, llama-mine)"]),
+        ({"preset": "…/llama"}, {"preset": "llama/"}, []),
+        ({"intermediate": 11008}, {"intermediate": 8192}, ["model.intermediate (11,008, 8,192)"]),
+        ({"intermediate": 11008}, {}, []),  # of an older zeropeak, which did not write it
+    ],
+)
+def test_another_model_of_the_same_layers_is_a_difference(
+    tmp_path: Path, one: dict[str, Any], other: dict[str, Any], words: list[str]
+) -> None:
+    alike = {"layers": 2, "hidden": 8, "heads": 2, "vocab": 10}
+    found = differences(run(tmp_path, model={**alike, **one}), run(tmp_path, model={**alike, **other}))
+    assert [difference.words() for difference in found.settings] == words
+
+
 def test_a_knob_that_one_config_leaves_out_is_what_deepspeed_made_of_it(tmp_path: Path) -> None:
     (tmp_path / "a" / "raw" / "rank-0").mkdir(parents=True)
     (tmp_path / "a" / "raw" / "rank-0" / "rank.json").write_text('{"rank": 0, "zero": {"max_reuse_distance": 7}}')

@@ -85,7 +85,7 @@ def test_pythia_presets_have_the_published_sizes() -> None:
 def test_sizes_are_read_from_a_hugging_face_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 10}))
     shape = read_shape(str(tmp_path))
-    assert (shape.layers, shape.hidden, shape.heads, shape.vocab) == (2, 8, 2, 10)
+    assert (shape.layers, shape.hidden, shape.heads, shape.vocab, shape.intermediate) == (2, 8, 2, 10, None)
     (tmp_path / "config.json").write_text('{"n_layer": 2}')
     with pytest.raises(UsageError, match="n_embd"):
         read_shape(str(tmp_path))
@@ -123,6 +123,9 @@ def test_sizes_of_a_language_model_within_a_larger_one_are_found(tmp_path: Path)
     inner = {"num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "vocab_size": 10}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "both", "text_config": inner}))
     assert read_shape(str(tmp_path)).hidden == 8
+    inner["intermediate_size"] = 24
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "both", "text_config": inner}))
+    assert make_plan(Options("stage3", model=str(tmp_path)), "torch", []).model["intermediate"] == 24
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ _RUN: Final = {
     "command": a_list(TEXT), "versions": an_object(TEXT), "notes": a_list(TEXT),
     "model": an_object(
         **dict.fromkeys(("preset", "class", "attention", "dtype"), TEXT),
-        **dict.fromkeys(("layers", "hidden", "vocab", "heads", "parameters", "trainable_parameters"), COUNT),
+        **dict.fromkeys(("layers", "hidden", "intermediate", "vocab", "heads", "parameters",
+                         "trainable_parameters"), COUNT),
     ),
     "ds_config": an_object(zero_optimization=an_object()),
     "config_changes": a_list(an_object(key=TEXT, why=TEXT)),

@@ -66,7 +66,7 @@ def new(
         "device": plan.device,
         "model": {
             "preset": plan.model["source"],
-            **{key: plan.model[key] for key in ("layers", "hidden", "vocab", "heads", "parameters")},
+            **{key: plan.model[key] for key in ("layers", "hidden", "intermediate", "vocab", "heads", "parameters")},
             "lora": plan.lora,
             "lora_rank": plan.lora_rank,
             "attention": plan.attention,

@@ -15,13 +15,19 @@ from zeropeak.profile.errors import UsageError
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of a causal language model; ``source`` is the preset's name or the folder."""
+    """Sizes of a causal language model.
+
+    Attributes:
+        source: the preset's name or the folder.
+        intermediate: inner size of a layer's MLP; None where the model's config leaves it to its class.
+    """
 
     source: str
     layers: int
     hidden: int
     heads: int
     vocab: int
+    intermediate: int | None = None
 
     @property
     def parameters(self) -> int:
@@ -48,11 +54,11 @@ class Shape:
 PRESETS: Final = {
     shape.source: shape
     for shape in (
-        Shape("tiny", layers=8, hidden=256, heads=8, vocab=1024),
-        Shape("70m", layers=6, hidden=512, heads=8, vocab=50304),
-        Shape("410m", layers=24, hidden=1024, heads=16, vocab=50304),
-        Shape("1.4b", layers=24, hidden=2048, heads=16, vocab=50304),
-        Shape("6.9b", layers=32, hidden=4096, heads=32, vocab=50432),
+        Shape("tiny", layers=8, hidden=256, heads=8, vocab=1024, intermediate=1024),
+        Shape("70m", layers=6, hidden=512, heads=8, vocab=50304, intermediate=2048),
+        Shape("410m", layers=24, hidden=1024, heads=16, vocab=50304, intermediate=4096),
+        Shape("1.4b", layers=24, hidden=2048, heads=16, vocab=50304, intermediate=8192),
+        Shape("6.9b", layers=32, hidden=4096, heads=32, vocab=50432, intermediate=16384),
     )
 }
 SEED: Final = PRESETS["6.9b"]
@@ -79,21 +85,27 @@ def read_shape(model: str) -> Shape:
         raise UsageError(f"{path}: no usable JSON: {problem}") from None
     if not isinstance(config, dict):
         raise UsageError(f"{path}: a model's config is a JSON object, this is a {type(config).__name__}")
-    sizes = []
+    # A model of several parts (text and images, say) describes its language model in a section.
+    inner = config.get("text_config")
+    sections = [config, *([inner] if isinstance(inner, dict) else [])]
+
+    def said(*names: str) -> int | None:
+        return next((one[name] for one in sections for name in names if isinstance(one.get(name), int)), None)
+
+    sizes: list[int] = []
     for names in (
         ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
         ("hidden_size", "n_embd", "d_model", "n_embed"),
         ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads"),
         ("vocab_size", "padded_vocab_size"),
     ):
-        # A model of several parts (text and images, say) describes its language model in a section.
-        inner = config.get("text_config")
-        sections = [config, *([inner] if isinstance(inner, dict) else [])]
-        value = next((one[name] for one in sections for name in names if isinstance(one.get(name), int)), None)
+        value = said(*names)
         if value is None:
             raise UsageError(f"{path}: says none of {', '.join(names)}; is it a causal language model's config?")
         sizes.append(value)
-    return Shape(model, *sizes)
+    layers, hidden, heads, vocab = sizes
+    intermediate = said("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff")
+    return Shape(model, layers, hidden, heads, vocab, intermediate)
 
 
 def choose(free_bytes: int, ranks_per_gpu: int, seq: int, micro_batch: int) -> Shape:

@@ -72,7 +72,7 @@ def _causal_model(plan: Plan) -> Any:
         hidden_size=shape["hidden"],
         num_hidden_layers=shape["layers"],
         num_attention_heads=shape["heads"],
-        intermediate_size=4 * shape["hidden"],
+        intermediate_size=shape["intermediate"],
         vocab_size=shape["vocab"],
         max_position_embeddings=2048,
         rotary_pct=0.25,

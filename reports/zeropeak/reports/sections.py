@@ -36,6 +36,7 @@ _MODEL_KEYS: Final = (
     "class",
     "layers",
     "hidden",
+    "intermediate",
     "parameters",
     "trainable_parameters",
     "lora",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from zeropeak.profile.privacy import without_folders
@@ -32,8 +33,8 @@ _MODEL: Final = (
     "gradient_checkpointing",
     "dtype",
 )
-_BUILT: Final = ("class", "parameters", "trainable_parameters")
-"""Known once a rank has built the model."""
+_BUILT: Final = ("preset", "intermediate", "class", "parameters", "trainable_parameters")
+"""Not in every manifest: which model it is, and what is known once a rank has built it."""
 _VERSIONS: Final = ("torch", "deepspeed", "transformers", "peft")
 """Packages that decide what is allocated."""
 ABSENT: Final = "absent"
@@ -99,9 +100,15 @@ def _of_section(
         unknown.append(f"the {name}")
         return
     for key in needed + known:
-        both = one.get(key), other.get(key)
+        both = (one.get(key), other.get(key)) if key != "preset" else (_model_name(one), _model_name(other))
         if both[0] != both[1] and (key in needed or None not in both):
             yield Difference(f"{name}.{key}", *both)
+
+
+def _model_name(model: Mapping[str, Any]) -> str | None:
+    """The preset, or the last part of where the model lay: the same folder is written in several ways."""
+    preset = model.get("preset")
+    return PurePath(preset).name or preset if isinstance(preset, str) else None
 
 
 def _of_config(before: Run, after: Run) -> Iterator[Difference]:
