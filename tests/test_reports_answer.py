@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from tests.written import write_files
 
-from zeropeak.parse.schema import BY_NAME
 from zeropeak.reports import open_run
 from zeropeak.reports.answer import answer
 from zeropeak.reports.figures import memory_curve, peak_zoom, ranks, released_alive
@@ -34,6 +32,7 @@ def make(path: Path, *peaks: int, module: str = "", wait_ms: int = 30, parts: An
     about = {"schema": 1, "name": "r", "world_size": len(peaks), "ds_config": config, **manifest}
     path.mkdir(exist_ok=True)
     (path / "run.json").write_text(json.dumps(about))
+    written: dict[str, list[dict[str, Any]]] = {}
     for rank, peak in enumerate(peaks):
         (path / "raw" / f"rank-{rank}").mkdir(parents=True)
         (path / "raw" / f"rank-{rank}" / "rank.json").write_text(json.dumps({"zero": zero}))
@@ -61,9 +60,8 @@ def make(path: Path, *peaks: int, module: str = "", wait_ms: int = 30, parts: An
             ],
         }
         for name, rows in tables.items():
-            (path / "tables" / name).mkdir(parents=True, exist_ok=True)
-            table = pa.Table.from_pylist([{"rank": rank, **row} for row in rows], schema=BY_NAME[name].arrow)
-            pq.write_table(table, path / "tables" / name / f"rank-{rank}.parquet")
+            written.setdefault(name, []).extend({"rank": rank, **row} for row in rows)
+    write_files(path, written)
     return open_run(path)
 
 

@@ -11,12 +11,10 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from tests.written import write_files
 
 from zeropeak.parse.pipeline import parse_run
-from zeropeak.parse.schema import BY_NAME
 from zeropeak.profile.errors import UsageError, ZeropeakError
 from zeropeak.reports import document, open_run, quality, write_report
 from zeropeak.reports.finding_pages import finding_pages
@@ -112,11 +110,7 @@ def make(path: Path, **manifest: Any) -> Run:
             {"rank": 0, "file": "a", "what": "nvtx_without_event", "severity": "error", "count": 0},
         ],
     }
-    for name, rows in tables.items():
-        (path / "tables" / name).mkdir()
-        pq.write_table(
-            pa.Table.from_pylist(rows, schema=BY_NAME[name].arrow), path / "tables" / name / "rank-0.parquet"
-        )
+    write_files(path, tables)
     return open_run(path)
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from tests.written import write_files
 
-from zeropeak.parse.schema import BY_NAME
 from zeropeak.reports import composition, figures, open_run, selection
 from zeropeak.reports.answer import answer
 from zeropeak.reports.around import When, around, parameters
@@ -122,12 +120,8 @@ def make(path: Path, *members: dict[str, list[dict[str, Any]]], **manifest: Any)
     zero = {"stage": 3, "memory_efficient_linear": False}
     about = {"schema": 1, "name": "r", "world_size": len(members), "ds_config": {"zero_optimization": zero}, **manifest}
     (path / "run.json").write_text(json.dumps(about))
-    for rows in members:
-        for name, some in rows.items():
-            (path / "tables" / name).mkdir(exist_ok=True)
-            if some:
-                table = pa.Table.from_pylist(some, schema=BY_NAME[name].arrow)
-                pq.write_table(table, path / "tables" / name / f"rank-{some[0]['rank']}.parquet")
+    names = {name for rows in members for name in rows}
+    write_files(path, {name: [row for rows in members for row in rows.get(name, ())] for name in names})
     return open_run(path)
 
 

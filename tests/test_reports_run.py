@@ -11,12 +11,14 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.written import write_files
 
 from zeropeak.parse.schema import BY_NAME
 from zeropeak.profile.errors import TraceError, UsageError, ZeropeakError
 from zeropeak.profile.privacy import without_folders
-from zeropeak.reports import fonts, open_run
+from zeropeak.reports import fonts, open_run, write_report
 from zeropeak.reports.names import middle, patterns
+from zeropeak.reports.run import open_whole_run
 from zeropeak.reports.selection import select, shown_ranks
 
 if TYPE_CHECKING:
@@ -28,12 +30,7 @@ if TYPE_CHECKING:
 def write(run: Path, **tables: list[dict[str, Any]]) -> Run:
     """A run directory with some tables, a file a rank."""
     (run / "tables").mkdir(parents=True, exist_ok=True)
-    for name, rows in tables.items():
-        for rank in {row["rank"] for row in rows}:
-            path = run / "tables" / name / f"rank-{'none' if rank is None else rank}.parquet"
-            path.parent.mkdir(exist_ok=True)
-            mine = [row for row in rows if row["rank"] == rank]
-            pq.write_table(pa.Table.from_pylist(mine, schema=BY_NAME[name].arrow), path)
+    write_files(run, tables)
     return open_run(run)
 
 
@@ -63,10 +60,28 @@ def test_a_fake_world_misses_no_rank(tmp_path: Path) -> None:
 
 
 def test_columns_of_an_older_parse_are_null(tmp_path: Path) -> None:
-    write(tmp_path)
-    (tmp_path / "tables" / "marks").mkdir()
+    write(tmp_path, marks=[{"rank": 0, "mark": "init"}])
     pq.write_table(pa.table({"rank": [0], "mark": ["init"]}), tmp_path / "tables" / "marks" / "rank-0.parquet")
     assert open_run(tmp_path).marks.ts_ns.isna().all()
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_table_that_was_taken_away_is_not_read_as_empty(tmp_path: Path, name: str) -> None:
+    rows: list[dict[str, Any]] = [{"rank": 0, "start_ns": 1}, {"rank": 1, "start_ns": 2}, {"rank": None, "start_ns": 3}]
+    write(tmp_path, ranks=[{"rank": 0}, {"rank": 1}], nvtx_ranges=rows)
+    open_whole_run(tmp_path)  # rows of no rank are missing nowhere
+    gone = "rank-none.parquet" if name == "import_stats" else "rank-1.parquet"
+    (tmp_path / "tables" / name / gone).unlink()
+    run = open_run(tmp_path)
+    with pytest.raises(ZeropeakError, match=rf"tables/{name}/{gone}: missing, .*run `zeropeak parse "):
+        run.table(name)
+    if name != "import_stats":
+        assert run.arrow(name, 0).num_rows in (0, 1)
+        with pytest.raises(ZeropeakError, match=rf"tables/{name}/{gone}: missing"):
+            run.arrow(name, 1)
+    with pytest.raises(ZeropeakError, match=rf"tables/{name}/{gone}: missing"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report").exists()
 
 
 def test_a_folder_without_tables_says_what_to_run(tmp_path: Path) -> None:
@@ -90,8 +105,7 @@ def test_what_is_no_run_is_a_usage_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all"])
 def test_a_damaged_table_is_named(tmp_path: Path, content: bytes) -> None:
-    write(tmp_path)
-    (tmp_path / "tables" / "marks").mkdir()
+    write(tmp_path, marks=[{"rank": 0, "mark": "init"}])
     (tmp_path / "tables" / "marks" / "rank-0.parquet").write_bytes(content)
     with pytest.raises(TraceError, match=r"rank-0\.parquet: not a readable table .*run `zeropeak parse"):
         _ = open_run(tmp_path).marks

@@ -22,9 +22,18 @@ def write_tables(
     about = {"schema": 1, "name": "r", "world_size": 1, "ds_config": {"zero_optimization": zero or {}}, **manifest}
     (path / "tables").mkdir(parents=True)
     (path / "run.json").write_text(json.dumps(about))
-    for name, members in rows.items():
-        (path / "tables" / name).mkdir()
-        for rank in {row["rank"] for row in members}:
-            table = pa.Table.from_pylist([row for row in members if row["rank"] == rank], schema=BY_NAME[name].arrow)
-            pq.write_table(table, path / "tables" / name / f"rank-{rank}.parquet")
+    write_files(path, rows)
     return path
+
+
+def write_files(path: Path, rows: Mapping[str, Sequence[dict[str, Any]]]) -> None:
+    """These rows by table; as after a parse, every table has a file for each rank, be it empty."""
+    ranks = {row["rank"] for name, members in rows.items() if name != "import_stats" for row in members} - {None}
+    for name, declared in BY_NAME.items():
+        members, folder = rows.get(name, ()), path / "tables" / name
+        of_run = {None} if name == "import_stats" else ranks
+        for rank in {*of_run, *(row.get("rank") for row in members if name != "import_stats")}:
+            mine = [row for row in members if name == "import_stats" or row["rank"] == rank]
+            folder.mkdir(parents=True, exist_ok=True)
+            file = f"rank-{'none' if rank is None else rank}.parquet"
+            pq.write_table(pa.Table.from_pylist(mine, schema=declared.arrow), folder / file)

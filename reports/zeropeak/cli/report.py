@@ -69,9 +69,7 @@ def run(args: argparse.Namespace) -> int:
 def write_and_tell(run_dir: Path, at_s: float | None = None) -> list[Any]:
     """Write the report, print its answer, and last where the PDF is; returns the findings."""
     from zeropeak.reports import write_report
-    from zeropeak.reports.run import open_whole_run
 
-    open_whole_run(run_dir)
     result = write_report(run_dir, at_s=at_s)
     for line in result.answer:
         print(line)

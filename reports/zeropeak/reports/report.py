@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from zeropeak.reports.basis import simulated
 from zeropeak.reports.origin import run_moment_ns
 from zeropeak.reports.replacing import replacing
-from zeropeak.reports.run import open_run
+from zeropeak.reports.run import open_whole_run
 from zeropeak.reports.units import in_ticks
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ def write_report(run_dir: Path, *, at_s: float | None = None) -> ReportResult:
 
     Raises:
         UsageError: the moment lies outside the run.
-        ZeropeakError: no tables, a newer schema, or no room or permission to write.
+        ZeropeakError: no tables or not all of them, a newer schema, or no room or permission to write.
         TraceError: a damaged table.
     """
-    run = open_run(run_dir)
+    run = open_whole_run(run_dir)
     at_ns = None if at_s is None else run_moment_ns(run, at_s)
     target = Path(run_dir) / "report"
     with replacing(target) as draft:

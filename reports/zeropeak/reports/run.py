@@ -19,6 +19,7 @@ from zeropeak.parse.manifest import read_rank_json, read_run_json
 from zeropeak.parse.schema import BY_NAME
 from zeropeak.profile.errors import TraceError, UsageError, ZeropeakError
 from zeropeak.profile.labels import Basis
+from zeropeak.reports.table_files import TableFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -45,6 +46,7 @@ class Run:
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.path = path
         self.manifest = manifest
+        self.files = TableFiles(path)
         self._frames: dict[str, pd.DataFrame] = {}
         self._kept: OrderedDict[Hashable, object] = OrderedDict()
 
@@ -110,6 +112,7 @@ class Run:
 
         Raises:
             UsageError: there is no such table.
+            ZeropeakError: a file of it is missing.
             TraceError: a parquet file is damaged.
         """
         if name not in self._frames:
@@ -122,6 +125,7 @@ class Run:
         Columns that an older parse did not write are null; a table that the sources did not fill is empty.
 
         Raises:
+            ZeropeakError: a file of the table is missing.
             TraceError: a parquet file is damaged, or lacks a column that is never null.
         """
         if name not in BY_NAME:
@@ -129,7 +133,7 @@ class Run:
         declared = BY_NAME[name].arrow
         schema = pa.schema([declared.field(column).with_nullable(True) for column in columns or declared.names])
         needed = [column for column in schema.names if not declared.field(column).nullable]
-        parts = [_read(path, schema, needed) for path in self._files(name, rank)]
+        parts = [_read(path, schema, needed) for path in self.files.of(name, rank)]
         return pa.concat_tables(parts) if parts else schema.empty_table()
 
     def rank_facts(self, rank: int) -> dict[str, Any]:
@@ -150,13 +154,6 @@ class Run:
         if len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return cast("_T", self._kept[key])
-
-    def _files(self, name: str, rank: int | None) -> list[Path]:
-        folder = self.path / "tables" / name
-        if rank is not None:
-            path = folder / f"rank-{rank}.parquet"
-            return [path] if path.is_file() else []
-        return sorted(folder.glob("rank-*.parquet"), key=_rank_in_name)
 
 
 def open_run(path: str | Path) -> Run:
@@ -183,26 +180,14 @@ def open_run(path: str | Path) -> Run:
 
 
 def open_whole_run(path: str | Path) -> Run:
-    """Open a run directory of which nothing was taken away: a parse leaves a file a table and rank, be it empty.
-
-    :func:`open_run` reads what is there; findings on it would take what is absent for what did not happen.
+    """Open a run directory of which no table was taken away; :func:`open_run` looks at a table when it is read.
 
     Raises:
         UsageError: not a run directory.
         ZeropeakError: as :func:`open_run`; or files of tables are missing.
     """
     run = open_run(path)
-    tables = run.path / "tables"
-    found = {name: {file.name for file in (tables / name).glob("rank-*.parquet")} for name in BY_NAME}
-    of_no_rank = {"rank-none.parquet"}  # of import_stats, and of ranges that no rank made
-    of_ranks = set().union(*found.values()) - of_no_rank
-    for name, files in found.items():
-        if lacking := sorted((of_no_rank if name == "import_stats" else of_ranks) - files):
-            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-            raise ZeropeakError(
-                f"{tables / name / lacking[0]}{more}: missing, so nothing true can be said of the run; run "
-                f"`zeropeak parse {path}` where its raw files are"
-            )
+    run.files.check()
     return run
 
 
@@ -236,8 +221,3 @@ def _to_pandas(table: pa.Table) -> pd.DataFrame:
         pa.string(): pd.StringDtype("pyarrow"),
     }
     return cast("pd.DataFrame", table.to_pandas(types_mapper=dtypes.get))
-
-
-def _rank_in_name(path: Path) -> tuple[bool, int, str]:
-    word = path.stem.removeprefix("rank-")
-    return (not word.isdecimal(), int(word) if word.isdecimal() else 0, word)

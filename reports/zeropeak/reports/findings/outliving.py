@@ -91,10 +91,11 @@ def rows_at(run: Run, story: Story, mark: Mapping[str, Any]) -> tuple[list[dict[
     retained = run.keep(("retained", story.rank), lambda: _Retained(run, story.rank))
     sure: list[dict[str, Any]] = []
     rest: list[dict[str, Any]] = []
+    slack = slack_ns(run)
     for row in retained.at(mark):
         named = row["holder"] is not None or row["storage_id"] in retained.held
         end = story.end_ns if row["ended_ns"] is None else row["ended_ns"]
-        lasted = row["ts_ns"] is not None and end - row["ts_ns"] > slack_ns(run)
+        lasted = row["ts_ns"] is not None and end - row["ts_ns"] > slack
         (sure if named or lasted else rest).append(row)
     return sure, rest
 
