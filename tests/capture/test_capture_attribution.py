@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-LAWS = ("composition_sum_differs", "blocks_sum_differs", "category_negative", "more_attributed_than_measured")
+LAWS = (
+    *("composition_sum_differs", "blocks_sum_differs", "category_negative", "more_attributed_than_measured"),
+    *("curve_not_of_blocks", "rows_not_alive"),
+)
 
 
 def table(captured: Captured, name: str) -> pd.DataFrame:

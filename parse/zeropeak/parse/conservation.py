@@ -1,4 +1,13 @@
-"""The law of the composition, checked on every parse: parts sum to what was measured, and none is negative."""
+"""The law of the composition, checked on every parse: parts sum to what was measured, and none is negative.
+
+``unattributed`` is what is left of a measured figure, so the sums hold by how the rows are made: they catch a mistake
+in making them, and blocks that exceed what was measured, but no wrong figure. Laws that can fail are asked in
+:mod:`zeropeak.parse.lives`.
+
+What neither sees: a block of the wrong category; one that neither profiler nor event log ever saw; a free that was
+mended to a wrong time on CPU, whose allocator has no counters; and, where the curve is of counters alone, blocks that
+are missing (unattributed says how much they are).
+"""
 
 from __future__ import annotations
 

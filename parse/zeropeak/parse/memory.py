@@ -62,6 +62,11 @@ class Memory:
     _by_time: Alive
     _first_by_time: int
 
+    @property
+    def recorded_blocks(self) -> pa.Table:
+        """Rows of ``blocks`` that are the allocator's own, not only registered storages."""
+        return self.blocks.slice(0, self._first_by_time)
+
     def alive(self, position: int, ts: int) -> Ints:
         """Rows of ``blocks`` that the curve counts at a position; ``ts`` is its time."""
         return np.concatenate([self._by_position.rows(position), self._first_by_time + self._by_time.rows(ts)])

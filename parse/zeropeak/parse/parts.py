@@ -11,6 +11,8 @@ from zeropeak.parse.composition import NAMES, UNATTRIBUTED
 from zeropeak.parse.schema import BY_NAME
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from zeropeak.parse.composition import Composition
 
     Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -35,6 +37,7 @@ class Parts:
         self._rows: list[Ints] = []
         self._codes: list[Ints] = []
         self._gaps: list[int] = []
+        self._times: list[int] = []
         missing = [name for name in _OF_BLOCK if name not in blocks.schema.names]
         for name in missing:
             blocks = blocks.append_column(
@@ -55,9 +58,14 @@ class Parts:
         for category, (size, count) in self._composition.sums(codes, alive, allocated_bytes).items():
             self._sums.append({**key, "category": category, "size_bytes": size, "block_count": count})
         self._keys.append(key)
+        self._times.append(ts)
         self._rows.append(alive)
         self._codes.append(codes)
         self._gaps.append(allocated_bytes - self._composition.size_of(alive))
+
+    def moments(self) -> Iterator[tuple[int, Ints]]:
+        """Time, and rows of the blocks that were alive, of each moment."""
+        return zip(self._times, self._rows, strict=True)
 
     def composition(self) -> pa.Table:
         """Rows by category; those of a moment sum to what was measured."""

@@ -15,6 +15,7 @@ from zeropeak.parse.composition import Composition
 from zeropeak.parse.conservation import check
 from zeropeak.parse.delayed_frees import delayed_frees
 from zeropeak.parse.lean import give_back
+from zeropeak.parse.lives import check_counters, check_lives
 from zeropeak.parse.lookup import ints
 from zeropeak.parse.memory import Memory, from_allocator, from_counters, reserved_curve
 from zeropeak.parse.peaks import mark_tables, peak_tables
@@ -148,12 +149,15 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
     checks = stats.scope(curve_file, memory.source, rank)
     marks, mark_parts = mark_tables(memory, composition, log["marks"])
     writer.write("marks", marks, rank)
+    check_counters(log["marks"], memory.curve, slack_ns, checks)
+    check_lives(mark_parts, memory, checks)
     _write_parts(writer, rank, "mark", marks, mark_parts, ["step", "micro_step", "mark", "ts_ns"], checks)
     writer.write("saved_tensors", saved_tensors(log["saved_tensors"], memory, composition), rank)
     window = _window(log) or given.span or _curve_window(memory)
     if window is not None:
         peaks, parts = peak_tables(memory, composition, timeline, marks, window, reserved)
         writer.write("peaks", peaks, rank)
+        check_lives(parts, memory, checks)
         _write_parts(writer, rank, "peak", peaks, parts, ["scope", "step", "phase"], checks)
     partial |= window is not None and (memory.curve is None or not memory.curve.covers(*window))
     if window is not None:
