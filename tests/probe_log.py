@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import gzip
 import json
-import tarfile
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+from tests.captures import h200
+from tests.captures import unpack as unpack_files
 
 from zeropeak.parse.blocks import ALIVE, BEFORE
 from zeropeak.parse.lookup import ints
 from zeropeak.parse.schema import BY_NAME
 
-CAPTURES: Final = Path(__file__).resolve().parents[2] / "shared" / "captures"
+if TYPE_CHECKING:
+    from pathlib import Path
+
 WIDTH: Final = 2
 """Bytes of an element: the runs are fp16."""
 PERSISTENT: Final = 10_000
@@ -34,9 +36,7 @@ Row = dict[str, Any]
 
 def unpack(case: str, rank: int, folder: Path) -> tuple[Path, list[Row]]:
     """One rank's snapshot, and its log in order of time."""
-    with tarfile.open(CAPTURES / f"pythia6.9b_2xH200_{case}.tar") as tar:
-        for name in (f"snapshot_r{rank}.pickle.gz", f"events_r{rank}.json.gz"):
-            tar.extract(name, folder, filter="data")
+    unpack_files(h200(case), folder, f"snapshot_r{rank}.pickle.gz", f"events_r{rank}.json.gz")
     events = json.loads(gzip.decompress((folder / f"events_r{rank}.json.gz").read_bytes()))
     return folder / f"snapshot_r{rank}.pickle.gz", sorted(events, key=lambda event: int(event["t0"]))
 

@@ -11,20 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.captures import CAPTURES, cases, needs, needs_captures
 from tests.histories import History, places, read_history
 
 from zeropeak.profile.allocator import Allocator, Curve, SegmentChange, replay
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
-CASES = sorted(path for path in (SHARED / "cases" / "snapshots").glob("*.pickle") if not path.name.startswith("mosaic"))
-CAPTURES = SHARED / "captures"
+CASES = [path for path in cases("snapshots", "*.pickle") if not path.name.startswith("mosaic")]
 BIG = [(name, rank) for name in ("s2m0", "s3m0", "s3m1") for rank in (0, 1)]
 EXTRA = [Path(name) for name in os.environ.get("ZEROPEAK_SNAPSHOTS", "").split(os.pathsep) if name]
 MIB = 1 << 20
 NAMES = {"segment_alloc": "segment", "segment_map": "segment", "segment_free": "gone", "segment_unmap": "gone"}
 
-needs_cases = pytest.mark.skipif(not CASES, reason="the folder shared/cases lies not beside the checkout")
-needs_captures = pytest.mark.skipif(not CAPTURES.is_dir(), reason="the folder shared/captures lies not beside it")
+needs_cases = needs(CASES)
 
 
 class RealAddresses:

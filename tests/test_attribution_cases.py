@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from tests.probe_log import CAPTURES, REUSE, ProbeLog, unpack
+from tests.captures import CAPTURES, needs_captures
+from tests.probe_log import REUSE, ProbeLog, unpack
 
 from zeropeak.parse.composition import Composition
 from zeropeak.parse.delayed_frees import delayed_frees
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.h200,
-    pytest.mark.skipif(not CAPTURES.is_dir(), reason="the H200 captures are not beside this checkout"),
+    needs_captures,
 ]
 GIB = 1 << 30
 

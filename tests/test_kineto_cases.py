@@ -10,21 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.captures import CAPTURES, cases, needs, needs_captures
 
 from zeropeak.parse.kineto import reader as kineto
 from zeropeak.parse.sink import MemorySink, Source
 from zeropeak.profile.errors import TraceError
 
-SHARED = Path(__file__).parents[2] / "shared"
-CASES = SHARED / "cases" / "kineto"
+CASES = {path.name: path for path in cases("kineto")}
 REFUSED = {"hta_memory_timeline.raw.json.gz": "a memory timeline", "hta_et_simple_add_et.json.gz": "an execution trace"}
-NAMES = sorted(path.name for path in CASES.glob("*")) if CASES.exists() else ["none"]
+NAMES = list(CASES) or ["none"]
 DEVICE_ACTIVITY = {"kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset"}
 
-needs_cases = pytest.mark.skipif(not CASES.exists(), reason="the folder ../shared/cases is not beside this checkout")
-needs_captures = pytest.mark.skipif(
-    not (SHARED / "captures").exists(), reason="the folder ../shared/captures is not beside this checkout"
-)
+needs_cases = needs(list(CASES.values()))
 
 
 def ns(trace: dict[str, Any], value: Any) -> int:
@@ -82,7 +79,7 @@ def compare(trace: dict[str, Any], sink: MemorySink, source: Source) -> None:
 @needs_cases
 @pytest.mark.parametrize("name", NAMES)
 def test_public_traces_agree_with_plain_json(name: str) -> None:
-    path = CASES / name
+    path = CASES[name]
     sink = MemorySink()
     if name in REFUSED:
         with pytest.raises(TraceError, match=REFUSED[name]):
@@ -106,7 +103,7 @@ def test_public_traces_agree_with_plain_json(name: str) -> None:
     ],
 )
 def test_h200_traces_agree_with_plain_json(tmp_path: Path, capture: str, ranks: int) -> None:
-    with tarfile.open(SHARED / "captures" / f"{capture}.tar") as tar:
+    with tarfile.open(CAPTURES / f"{capture}.tar") as tar:
         members = sorted(member.name for member in tar if member.name.startswith("kin"))
         assert len(members) == ranks
         for name in members:

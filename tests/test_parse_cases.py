@@ -6,23 +6,24 @@ import json
 import lzma
 import shutil
 import sqlite3
-import tarfile
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 import pytest
+from tests.captures import CAPTURES, cases, h200, needs, needs_captures, unpack
 
 from zeropeak.parse.foreign import parse_files
 from zeropeak.profile.errors import TraceError
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
-CASES = sorted((SHARED / "cases" / "nsys").glob("*.sqlite"))
-SMALL = SHARED / "captures" / "nsys2025.3_small_4ranks.sqlite.xz"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CASES = cases("nsys", "*.sqlite")
+SMALL = CAPTURES / "nsys2025.3_small_4ranks.sqlite.xz"
 GIB = 1 << 30
 
-needs_cases = pytest.mark.skipif(not CASES, reason="the folder shared/cases lies not beside the checkout")
-needs_captures = pytest.mark.skipif(not SMALL.is_file(), reason="the folder shared/captures lies not beside it")
+needs_cases = needs(CASES)
 
 
 def count(path: Path, query: str) -> int:
@@ -96,10 +97,9 @@ def test_a_truncated_export_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["s2m0", "s3m0", "s3m1"])
 @pytest.mark.parametrize("kind", ["kineto", "snapshot"])
 def test_curves_of_the_full_size_runs_are_exact_at_every_mark(case: str, kind: str, tmp_path: Path) -> None:
-    with tarfile.open(SHARED / "captures" / f"pythia6.9b_2xH200_{case}.tar") as tar:
-        tar.extractall(tmp_path / "in", filter="data")
+    unpack(h200(case), tmp_path / "in")
     parse_files(sorted((tmp_path / "in").rglob(f"{kind}_r*")), tmp_path / "out")
-    truth = json.loads((SHARED / "captures" / "truth_pythia6.9b_2xH200.json").read_text())[case]
+    truth = json.loads((CAPTURES / "truth_pythia6.9b_2xH200.json").read_text())[case]
     memory = rows(tmp_path / "out", "memory_events")
     for rank in (0, 1):
         log = pd.read_json(tmp_path / "in" / f"events_r{rank}.json.gz")
@@ -131,8 +131,7 @@ def moves(out: Path, rank: int) -> pd.DataFrame:
 @pytest.mark.h200
 @pytest.mark.parametrize("case", ["s2m0", "s3m0", "s3m1"])
 def test_curves_of_kineto_and_snapshot_differ_only_in_when_the_clock_was_read(case: str, tmp_path: Path) -> None:
-    with tarfile.open(SHARED / "captures" / f"pythia6.9b_2xH200_{case}.tar") as tar:
-        tar.extractall(tmp_path / "in", filter="data")
+    unpack(h200(case), tmp_path / "in")
     for kind in ("kineto", "snapshot"):
         parse_files(sorted((tmp_path / "in").rglob(f"{kind}_r*")), tmp_path / kind)
     for rank in (0, 1):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
-import tarfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -15,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.captures import h200, needs_captures, unpack
 
 from zeropeak.parse import nsys
 from zeropeak.parse.collectives import join, of_log
@@ -24,11 +23,11 @@ from zeropeak.parse.sink import MemorySink, unranked
 from zeropeak.parse.stats import Stats
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.conftest import MakeRun
 
 Row = dict[str, Any]
-CAPTURES = Path(__file__).resolve().parents[2] / "shared" / "captures"
-needs_captures = pytest.mark.skipif(not CAPTURES.is_dir(), reason="the folder shared/captures lies not beside it")
 
 
 def event(number: int, kind: str | None, start: int, end: int | None, **more: Any) -> Row:
@@ -245,8 +244,7 @@ def probed_gathers(log: list[Row]) -> list[Row]:
 @pytest.mark.h200
 @pytest.mark.parametrize("case", ["s3m0", "s3m1"])
 def test_gathers_of_full_size_runs_are_joined_to_their_launch(case: str, tmp_path: Path) -> None:
-    with tarfile.open(CAPTURES / f"pythia6.9b_2xH200_{case}.tar") as tar:
-        tar.extractall(tmp_path / "in", filter="data")
+    unpack(h200(case), tmp_path / "in")
     parse_files(sorted((tmp_path / "in").rglob("kineto_r*")), tmp_path / "out")
     for rank in (0, 1):
         calls = pq.read_table(tmp_path / "out" / "tables" / "collectives" / f"rank-{rank}.parquet")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import tarfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.captures import h200, needs_captures, unpack
 from tests.written import write_tables
 
 from zeropeak.parse.clocks import ClockMap, Ends, fit_ends
@@ -27,6 +26,7 @@ from zeropeak.profile.errors import TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from tests.conftest import MakeRun
 
@@ -279,14 +279,10 @@ def test_hosts_of_a_run_without_collectives_keep_their_base_times(make_run: Make
     assert "clocks_not_compared" in set(pd.read_parquet(run / "tables" / "import_stats")["what"])
 
 
-CAPTURE = Path(__file__).resolve().parents[2] / "shared" / "captures" / "pythia6.9b_2xH200_s3m0.tar"
-
-
 @pytest.mark.h200
-@pytest.mark.skipif(not CAPTURE.is_file(), reason="the folder shared/captures lies not beside the checkout")
+@needs_captures
 def test_real_ranks_of_one_machine_agree_and_are_found_again_when_skewed(tmp_path: Path) -> None:
-    with tarfile.open(CAPTURE) as tar:
-        tar.extractall(tmp_path / "in", filter="data")
+    unpack(h200("s3m0"), tmp_path / "in")
     parse_files(sorted((tmp_path / "in").rglob("kineto_r*")), tmp_path / "out")
     tables = tmp_path / "out" / "tables"
     counted = pd.read_parquet(tables / "import_stats").set_index("what")["count"]

@@ -8,24 +8,24 @@ import json
 import lzma
 import pickle
 import tarfile
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.captures import CAPTURES, cases, needs, needs_captures
 
 from zeropeak.parse.sink import MemorySink
 from zeropeak.parse.snapshot.reader import read
 from zeropeak.profile.errors import TraceError
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
-CASES = sorted((SHARED / "cases" / "snapshots").glob("*.pickle"))
-CAPTURES = SHARED / "captures"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CASES = cases("snapshots", "*.pickle")
 BIG = [(name, rank) for name in ("s2m0", "s3m0", "s3m1") for rank in (0, 1)]
 GIB = 1 << 30
 MIB = 1 << 20
 
-needs_cases = pytest.mark.skipif(not CASES, reason="the folder shared/cases lies not beside the checkout")
-needs_captures = pytest.mark.skipif(not CAPTURES.is_dir(), reason="the folder shared/captures lies not beside it")
+needs_cases = needs(CASES)
 
 
 def parse(path: Path) -> MemorySink:
@@ -125,7 +125,7 @@ def test_other_peoples_snapshots(path: Path) -> None:
 @needs_cases
 def test_what_is_no_snapshot_is_refused() -> None:
     for folder in ("kineto", "nsys", "logs", "configs"):
-        for path in sorted((SHARED / "cases" / folder).iterdir()):
+        for path in cases(folder):
             with pytest.raises(TraceError, match="not a pickle"):
                 parse(path)
 
