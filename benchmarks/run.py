@@ -18,7 +18,7 @@ from job import ROOT, SOURCES
 from part import Part
 
 PAGE = ROOT / "docs" / "benchmarks.md"
-PARTS = ("kineto", "snapshot", "nsys")
+PARTS = ("kineto", "snapshot", "nsys", "report")
 HEAD = """\
 # Benchmarks
 

@@ -17,13 +17,14 @@ from tests.written import write_files
 from zeropeak.parse.pipeline import parse_run
 from zeropeak.profile.errors import UsageError, ZeropeakError
 from zeropeak.reports import document, open_run, quality, write_report
+from zeropeak.reports.answer import answer
 from zeropeak.reports.finding_pages import finding_pages
 from zeropeak.reports.findings import IDS, Basis, Finding, Verdict
+from zeropeak.reports.pages import Pages
 from zeropeak.reports.verdicts import grouped
 
 if TYPE_CHECKING:
     from zeropeak.reports import Run
-    from zeropeak.reports.pages import Pages
 
 LONG = "model." + "very_long_module_name." * 12 + "weight$_{x}$"
 
@@ -168,6 +169,33 @@ def test_the_report_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert f"{private}/".encode() not in everything
     assert b"/Author" not in content
     assert b"/CreationDate" not in content
+
+
+def test_of_very_many_ranks_some_are_in_tables_and_the_page_says_which(tmp_path: Path) -> None:
+    peaks = [{"rank": rank, "scope": "run", "ts_ns": 20, "allocated_bytes": 1000 + rank} for rank in range(150)]
+    (tmp_path / "run.json").write_text('{"schema": 1, "name": "r", "world_size": 150}')
+    write_files(tmp_path, {"ranks": [{"rank": rank, "memory_source": "kineto"} for rank in range(150)], "peaks": peaks})
+    run = open_run(tmp_path)
+    said: list[str] = []
+
+    class Told(Pages):
+        """Pages that remember their text."""
+
+        def heading(self, text: str, size: float = 1, keep_in: float = 0) -> None:
+            said.append(text)
+
+        def paragraph(self, text: str, *_: Any, **__: Any) -> None:
+            said.append(text)
+
+        def table(self, columns: Any, rows: Any, *_: Any, **__: Any) -> None:
+            said.append(f"{len(rows)} rows, {rows[0][0]} to {rows[-1][0]}")
+
+    document._first_page(Told(cast("Any", None), ""), run, answer(run, []), [])
+    assert "8 of 150 ranks, from the highest to the lowest peak; 64 are in a table further on." in said
+    said.clear()
+    document._tables(Told(cast("Any", None), ""), run, [])
+    assert "64 of 150 ranks" in said
+    assert "64 rows, 0 to 149" in said
 
 
 def test_the_same_run_gives_the_same_pdf(tmp_path: Path) -> None:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.written import write_files
 
 from zeropeak.reports import composition, figures, open_run, selection
+from zeropeak.reports import run as run_module
 from zeropeak.reports.answer import answer
 from zeropeak.reports.around import When, around, parameters
+from zeropeak.reports.curve import Curve
 from zeropeak.reports.figures import lanes, memory_curve, parts, peak_zoom, ranks, released_alive, series, style
+from zeropeak.reports.findings import find_all
 from zeropeak.reports.origin import run_origin_ns
 from zeropeak.reports.story import read_story
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pyarrow as pa
 
     from zeropeak.reports import Run
 
@@ -152,6 +160,34 @@ def test_of_many_ranks_four_get_their_own_figures(tmp_path: Path) -> None:
     names = draw_all(make(tmp_path, *(rank_tables(rank, 12) for rank in range(20))))
     assert names[:4] == ["memory-rank-0", "memory-rank-6", "memory-rank-13", "memory-rank-19"]
     assert len(names) == 11
+
+
+def test_findings_go_rank_by_rank_and_read_no_rank_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run keeps what was read of a few ranks only: finding by finding, many ranks would be read once for each."""
+    asked: list[int] = []
+    arrow = run_module.Run.arrow
+
+    def counted(run: Run, name: str, rank: int | None = None, *more: Any, **named: Any) -> pa.Table:
+        if name == "zero_event_params" and rank is not None:
+            asked.append(rank)
+        return arrow(run, name, rank, *more, **named)
+
+    monkeypatch.setattr(run_module.Run, "arrow", counted)
+    found = find_all(make(tmp_path, *(rank_tables(rank, 12) for rank in range(20))))
+    assert asked
+    assert asked == sorted(asked)
+    assert len({asked.count(rank) for rank in range(20)}) == 1
+    assert {one.rank for one in found} == set(range(20))
+
+
+@given(
+    *[st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=12).map(sorted) for _ in range(2)],
+)
+def test_a_curve_along_another_is_its_value_at_each_of_the_others_times(
+    one: list[tuple[int, int]], other: list[tuple[int, int]]
+) -> None:
+    curves = [Curve(*np.array(points, np.int64).reshape(-1, 2).T) for points in (one, other)]
+    assert curves[0].along(curves[1]).tolist() == curves[0].at(curves[1].ts_ns).tolist()
 
 
 def test_every_figure_of_the_empty_run(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from zeropeak.reports.run import Run
 
 _NO_ROWS: Final = np.empty(0, dtype=np.int64)
+_ZERO: Final = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,14 @@ class Curve:
             return np.zeros(len(ts_ns), dtype=np.int64)
         index = np.searchsorted(self.ts_ns, ts_ns, side="right") - 1
         return np.where(index >= 0, self.size_bytes[np.maximum(index, 0)], 0)
+
+    def along(self, other: Curve) -> Ints:
+        """Values right after each time of another curve: as :meth:`at`, in less time where that one is the longer."""
+        if len(other) <= len(self):
+            return self.at(other.ts_ns)
+        first = np.searchsorted(other.ts_ns, self.ts_ns, side="left")
+        counts = np.diff(first, prepend=0, append=len(other))
+        return np.repeat(np.concatenate([_ZERO, self.size_bytes]), counts)
 
     def window(self, start_ns: int, end_ns: int) -> Curve:
         """The part in [start_ns, end_ns], with the value that holds at the start."""

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from zeropeak.reports.run import Run
 
 RANKS_ON_PAGE_1: Final = 8
+MOST_RANKS: Final = 64
+"""Ranks in the table of all ranks, two pages: a job may have thousands."""
 EVENT_TABLES: Final = 4
 
 
@@ -77,8 +79,9 @@ def _first_page(pages: Pages, run: Run, answer: Answer, findings: Sequence[Findi
         pages.space(0.05)
         sections.ranks_table(pages, run, shown, findings, None if alike(peak_bytes(run)) else answer.worst)
     if len(shown) < len(ranks):
+        where = "all are" if len(ranks) <= MOST_RANKS else f"{MOST_RANKS} are"
         pages.paragraph(
-            f"{len(shown)} of {len(ranks)} ranks, from the highest to the lowest peak; all are in a table further on.",
+            f"{len(shown)} of {len(ranks)} ranks, from the highest to the lowest peak; {where} in a table further on.",
             "Ranks",
         )
     _quality(pages, run)
@@ -150,6 +153,15 @@ def _tables(pages: Pages, run: Run, findings: Sequence[Finding]) -> None:
         memory_tables.late(pages, run, rank)
         memory_tables.largest_parameters(pages, run, rank)
     ranks = sorted({*run.rank_ids, *run.missing_ranks})
-    if len(ranks) > RANKS_ON_PAGE_1:
+    if len(ranks) > MOST_RANKS:
+        chosen = select(run, MOST_RANKS).ranks
+        pages.heading(f"{len(chosen)} of {len(ranks)} ranks", 11)
+        sections.ranks_table(pages, run, chosen, findings, None)
+        pages.paragraph(
+            "Chosen in equal strides from the highest to the lowest peak, both among them. The table peaks has the "
+            "peak of each rank, findings.json every rank's findings.",
+            size=style.SIZE_LABEL,
+        )
+    elif len(ranks) > RANKS_ON_PAGE_1:
         pages.heading("All ranks", 11)
         sections.ranks_table(pages, run, ranks, findings, None)

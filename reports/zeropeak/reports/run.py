@@ -146,6 +146,11 @@ class Run:
         except TraceError:
             return {}
 
+    def drop(self, *keys: Hashable) -> None:
+        """Let go of what is kept under these keys."""
+        for key in keys:
+            self._kept.pop(key, None)
+
     def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """What ``make`` gave for ``key``, made once while it is among the last few that were asked for."""
         if key not in self._kept:

@@ -193,7 +193,9 @@ def _draw_ranges(ax: Axes, data: Data) -> None:
                 markersize=6,
                 zorder=4,
             )
-        where = "" if low == high else f" to {size(high)} (rank {data.compositions[int(sizes.argmax())].rank})"
+        where = (
+            "" if size(low) == size(high) else f" to {size(high)} (rank {data.compositions[int(sizes.argmax())].rank})"
+        )
         ax.annotate(
             f"{size(low)}{where}",
             (1, row + 0.5),

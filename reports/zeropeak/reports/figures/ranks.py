@@ -197,7 +197,7 @@ def _draw_stack(body: Panel, data: Data, highest: int, top: float) -> None:
     for row, (name, sizes) in enumerate(reversed(data.stack)):
         height = 0.45 + legend - 0.19 * row - 0.1
         label = style.category_label(name)
-        share = f"{size(min(sizes))} to {size(max(sizes))}" if min(sizes) != max(sizes) else size(max(sizes))
+        share = " to ".join(dict.fromkeys((size(min(sizes)), size(max(sizes)))))
         body.text(
             0.2,
             height,

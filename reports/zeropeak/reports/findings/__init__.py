@@ -23,6 +23,7 @@ from zeropeak.reports.findings import (
 )
 from zeropeak.reports.findings.finding import Basis, Evidence, Expected, Finding, Verdict, ordered, to_json
 from zeropeak.reports.findings.judging import blank, missing
+from zeropeak.reports.findings.replay import shared_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +61,10 @@ def find_all(run: Run) -> list[Finding]:
 
     Rank by rank: findings share what they read of a rank, and a run keeps that of a few ranks only.
     """
-    found = [module.of_rank(run, blank(run, module.ID, rank)) for rank in run.rank_ids for module in _MODULES]
+    found = []
+    for rank in run.rank_ids:
+        found += [module.of_rank(run, blank(run, module.ID, rank)) for module in _MODULES]
+        run.drop(*shared_keys(rank))
     return ordered(found + [missing(run, module.ID, rank) for rank in run.missing_ranks for module in _MODULES])
 
 

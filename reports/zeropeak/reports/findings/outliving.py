@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from zeropeak.reports.basis import simulated
 from zeropeak.reports.columns import NEVER
@@ -63,23 +61,19 @@ class _Retained:
     """
 
     def __init__(self, run: Run, rank: int) -> None:
-        self._table = run.arrow("retained", rank)
-        named = self._table.filter(pc.is_valid(self._table["holder"]))
-        self.held = set(named["storage_id"].to_pylist()) - {None}
-        self._places: dict[tuple[Any, ...], list[int]] = {}
-        for place, key in enumerate(zip(*(self._table[name].to_pylist() for name in _MARK), strict=True)):
-            self._places.setdefault(key, []).append(place)
+        rows: list[dict[str, Any]] = run.arrow("retained", rank).to_pylist()
+        self.held = {row["storage_id"] for row in rows if row["holder"] is not None} - {None}
+        self._rows: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for row in rows:
+            self._rows.setdefault(tuple(row[name] for name in _MARK), []).append(row)
 
     def at(self, mark: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Rows of a mark; what the mark does not say is not asked for."""
-        wanted = [mark[name] for name in _MARK]
-        if None in wanted:
-            keys = [k for k in self._places if all(w in (None, one) for w, one in zip(wanted, k, strict=True))]
-            places = sorted(place for key in keys for place in self._places[key])
-        else:
-            places = self._places.get(tuple(wanted), [])
-        found: list[dict[str, Any]] = self._table.take(pa.array(places, pa.int64())).to_pylist() if places else []
-        return found
+        wanted = tuple(mark[name] for name in _MARK)
+        if None not in wanted:
+            return self._rows.get(wanted, [])
+        keys = [key for key in self._rows if all(one in (None, said) for one, said in zip(wanted, key, strict=True))]
+        return [row for key in keys for row in self._rows[key]]
 
 
 def rows_at(run: Run, story: Story, mark: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -160,7 +160,7 @@ def part_bytes(story: Story, category: str) -> int:
 
 
 def _read(run: Run, rank: int, of_events: Ints | None = None) -> Registered:
-    blocks = run.arrow("memory_blocks", rank, _COLUMNS)
+    blocks = run.keep(("blocks", rank), lambda: run.arrow("memory_blocks", rank, _COLUMNS))
     wanted = pc.is_valid(blocks["category"])
     if of_events is not None:
         born_in = pc.is_in(blocks["born_event_id"], pa.array(of_events, pa.int64()))

@@ -77,6 +77,7 @@ class Replay:
         self.held = _held_by_autograd(run, rank)
         self._released = _released_in_forward(timeline.events.rows, members)
         self._tellings: dict[tuple[Trace, Knobs, frozenset[int]], Told] = {}
+        self._savings: dict[tuple[object, ...], Saving | None] = {}
         self.doubt = self._doubt()
         if self.doubt is not None and len(self.turns) > 1 and self.turns[-1].cut and not self._peaks_in(self.turns[-1]):
             # A capture that ended in the middle of a turn has lost the last moments of its log: without that turn.
@@ -115,7 +116,20 @@ class Replay:
         """
         if self.doubt is not None or self.knobs is None:
             return None
-        knobs = self.knobs
+        asked = (max_reuse_distance, prefetch_bucket_size, persistent, autograd_holds)
+        if asked not in self._savings:
+            self._savings[asked] = self._saving(self.knobs, *asked)
+        return self._savings[asked]
+
+    def _saving(
+        self,
+        now_knobs: Knobs,
+        max_reuse_distance: int | None,
+        prefetch_bucket_size: int | None,
+        persistent: frozenset[int] | None,
+        autograd_holds: bool,
+    ) -> Saving | None:
+        knobs = now_knobs
         if max_reuse_distance is not None:
             knobs = replace(knobs, max_reuse_distance=max_reuse_distance)
         if prefetch_bucket_size is not None:
@@ -126,7 +140,7 @@ class Replay:
         holds = self.held if autograd_holds else frozenset()
         unlaunched: list[int] = []
         for turn in self.turns:
-            now, then = (self._tell(turn.trace, one, holds) for one in (self.knobs, knobs))
+            now, then = (self._tell(turn.trace, one, holds) for one in (now_knobs, knobs))
             if not then.let_go <= self._released:
                 return None
             for told, sign in ((now, 1), (then, -1)):
@@ -165,6 +179,11 @@ class Replay:
 def read_replay(run: Run, rank: int) -> Replay:
     """The replay of one rank; kept by the run for a while."""
     return run.keep(("replay", rank), lambda: Replay(run, rank))
+
+
+def shared_keys(rank: int) -> tuple[tuple[str, int], ...]:
+    """What only findings share of a rank, kept by the run: of a long one many objects, of no use afterwards."""
+    return ("replay", rank), ("blocks", rank), ("registered", rank), ("retained", rank)
 
 
 def _held_by_autograd(run: Run, rank: int) -> frozenset[int]:

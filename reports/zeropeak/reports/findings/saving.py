@@ -96,7 +96,7 @@ def without(allocated: Curve, held: Curve, allocator_bytes: int | None = None) -
     # rows are taken as they are: several may share a moment, and the highest of them is a peak all the same.
     inside = held.ts_ns[(held.ts_ns >= allocated.ts_ns[0]) & (held.ts_ns <= allocated.ts_ns[-1])]
     left = max(
-        int((allocated.size_bytes - held.at(allocated.ts_ns)).max()),
+        int((allocated.size_bytes - held.along(allocated)).max()),
         int((allocated.at(inside) - held.at(inside)).max(initial=0)),
     )
     top = int(allocated.size_bytes.max())

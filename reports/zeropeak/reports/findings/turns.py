@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -148,18 +149,22 @@ class _Recorder:
 
     def __init__(self, timeline: Timeline, members: pa.Table) -> None:
         events = timeline.events.rows
-        kind = np.array(events["kind"].to_pylist(), object)
         in_turn = pc.is_in(events["phase"], pa.array(_PHASES)).to_numpy()
-        wanted = np.isin(kind, list(_LAUNCHES)) | ((kind == Kind.FREE.value) & in_turn)
-        rows = np.flatnonzero(wanted)
+        launched = pc.is_in(events["kind"], pa.array(sorted(_LAUNCHES))).to_numpy()
+        freed = pc.is_in(events["kind"], pa.array([Kind.FREE.value])).to_numpy()
+        rows = np.flatnonzero(launched | (freed & in_turn))
         rows = rows[np.argsort(timeline.events.start[rows], kind="stable")]
-        at = lookup.ints(Lookup(events["event_id"]).find(members["event_id"]))
-        params: dict[int, list[int]] = {}
-        for row, param in zip(at.tolist(), members["param_id"].to_pylist(), strict=True):
-            params.setdefault(row, []).append(param)
         self._start, self._ids = timeline.events.start[rows], ints(events, "event_id")[rows].tolist()
-        self._kinds: list[str] = kind[rows].tolist()
-        self._params = [tuple(sorted(params.get(row, ()))) for row in rows.tolist()]
+        self._kinds: list[str] = events["kind"].take(pa.array(rows)).to_pylist()
+        place = np.full(events.num_rows + 1, -1)
+        place[rows] = np.arange(len(rows))
+        of = place[lookup.ints(Lookup(events["event_id"]).find(members["event_id"]))]
+        param = ints(members, "param_id")
+        order = np.lexsort((param, of))
+        order = order[of[order] >= 0]
+        edges = np.searchsorted(of[order], np.arange(len(rows) + 1)).tolist()
+        known = param[order].tolist()
+        self._params = [tuple(known[first:last]) for first, last in pairwise(edges)]
 
     def between(self, trace: Trace, at_ns: Ints, until_ns: int) -> Recorded:
         """What was seen from the first action of a turn on."""
