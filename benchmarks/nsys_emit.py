@@ -27,10 +27,10 @@ def names() -> list[tuple[str, str]]:
 
 def emit(count: int, process: int) -> None:
     """Record so many ranges, with ids that differ between processes."""
-    ranges, known = NvtxRanges(), names()
+    ranges = NvtxRanges()
+    known = [ranges.handle(name, kind) for name, kind in names()]
     for number in range(count):
-        name, kind = known[number % len(known)]
-        ranges.pop(ranges.push(name, kind, (process << 40) | (number + 1)))
+        ranges.pop(ranges.push(known[number % len(known)], (process << 40) | (number + 1)))
 
 
 def main() -> None:

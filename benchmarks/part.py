@@ -143,7 +143,7 @@ def environment(work: Path, name: str, packages: Sequence[str]) -> Path:
     ready = folder / "ready"
     if not ready.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        command = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", *packages]
+        command = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", *packages]
         subprocess.run(command, check=True, capture_output=True, text=True)
         ready.touch()
     return folder / "bin"

@@ -88,6 +88,8 @@ class Rank:
             key = "step"  # marks are made at the end of what they are of
         values = _ints(table, key)
         span = self._span(key)
+        if span is None:
+            raise SystemExit(f"table {name}: nothing says where the repeated steps begin by {key}")
         part = np.where(values < span.begin, 0, np.where(values < span.end, 1, 2))
         return np.where(_of_run(table), 0, part)
 
@@ -162,7 +164,8 @@ def _of_rank(table: pa.Table, before: int, rank: int, ranks: int) -> pa.Table:
 
 
 def _ints(table: pa.Table, name: str) -> np.ndarray:
-    return pc.fill_null(table[name], -1).to_numpy()
+    values: np.ndarray = pc.fill_null(table[name], -1).to_numpy()
+    return values
 
 
 def _with_totals(events: pa.Table) -> pa.Table:
@@ -176,7 +179,8 @@ def _with_totals(events: pa.Table) -> pa.Table:
 def _of_run(table: pa.Table) -> np.ndarray:
     if "scope" not in table.column_names:
         return np.zeros(table.num_rows, bool)
-    return pc.equal(table["scope"], "run").to_numpy()
+    of_run: np.ndarray = pc.equal(table["scope"], "run").to_numpy()
+    return of_run
 
 
 def main() -> None:
