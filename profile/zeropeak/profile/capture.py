@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from zeropeak.profile.nsys_find import Nsys
     from zeropeak.profile.options import Plan
-
-PLAN: Final = "plan.json"
+    from zeropeak.profile.script_plan import ScriptPlan
 
 DISK_CAP: Final = 50 * 2**30
 """Default cap on a run directory; less when the disk has less."""
@@ -55,7 +54,7 @@ def check_target(run_dir: Path, *, force: bool) -> None:
         raise UsageError(f"{run_dir}: exists; --force overwrites it, --out chooses another folder")
 
 
-def check_room(plan: Plan, run_dir: Path, disk_cap: int) -> tuple[int, int]:
+def check_room(plan: Plan | ScriptPlan, run_dir: Path, disk_cap: int) -> tuple[int, int]:
     """Expected size of the capture, and the size at which it is stopped, in bytes.
 
     Raises:
@@ -63,7 +62,7 @@ def check_room(plan: Plan, run_dir: Path, disk_cap: int) -> tuple[int, int]:
     """
     place = next(folder for folder in (run_dir.absolute(), *run_dir.absolute().parents) if folder.exists())
     cap = min(disk_cap, int(shutil.disk_usage(place).free * 0.9))
-    expected = expected_bytes(plan)
+    expected = plan.expected_bytes
     if expected > cap:
         raise ZeropeakError(
             f"{run_dir}: the capture needs about {_mib(expected)} and may take {_mib(cap)}; fewer --steps, another "
@@ -87,7 +86,7 @@ def prepare(run_dir: Path) -> None:
 
 
 def run(
-    plan: Plan,
+    plan: Plan | ScriptPlan,
     run_dir: Path,
     *,
     command: list[str],
@@ -108,7 +107,7 @@ def run(
         disk_cap: bytes at which the capture is stopped.
     """
     raw = run_dir / "raw"
-    plan.save(raw / PLAN)
+    plan.save(raw / plan.FILE)
     values = manifest.new(run_dir.name, time.time_ns(), command, plan, versions(nsys))
     expected, cap = check_room(plan, run_dir, disk_cap)
     values["disk"] = {"expected_bytes": expected, "actual_bytes": None, "cap_bytes": cap}
@@ -129,14 +128,14 @@ def run(
             failure=failure,
             disk=values["disk"],
             notes=values["notes"],
-            model={**values["model"], **_built_model(raw)},
+            **_built(raw, values["model"]),
             **({"simulation": _rank_info(raw, 0).get("simulation")} if plan.device == "simulated" else {}),
         )
     return Captured(run_dir, status, failure, time.monotonic() - started, size)
 
 
 def _train(
-    plan: Plan,
+    plan: Plan | ScriptPlan,
     run_dir: Path,
     nsys: Nsys | None,
     say: Callable[[str], None],
@@ -185,20 +184,6 @@ def _has_ranks(run_dir: Path) -> bool:
     return any((run_dir / "raw").glob("rank-*"))
 
 
-def expected_bytes(plan: Plan) -> int:
-    """Rough size of a capture: bytes a rank, step and module, measured on the tiny model (103 modules, 3 steps).
-
-    Event log 3.2 KB, with a prediction's allocations 7 KB;
-    torch.profiler trace 7.2 KB (gzip); NVTX in .nsys-rep and sqlite 3.4 KB.
-    """
-    layers: int = plan.model["layers"]  # type: ignore[assignment]
-    modules = 13 * layers
-    each = 7_000 if plan.device == "simulated" else 3_200
-    each += 7_200 if plan.tool == "torch" or plan.device == "cpu" else 0
-    each += 3_400 if plan.tool == "nsys" else 0
-    return plan.processes * plan.steps * plan.grad_accum * modules * each + 2_000_000
-
-
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files below a folder; files that vanish meanwhile count as none."""
     total = 0
@@ -208,7 +193,7 @@ def folder_bytes(folder: Path) -> int:
     return total
 
 
-def _command(plan: Plan, run_dir: Path, nsys: Nsys | None) -> list[str]:
+def _command(plan: Plan | ScriptPlan, run_dir: Path, nsys: Nsys | None) -> list[str]:
     if plan.device == "simulated":
         return [sys.executable, "-m", "zeropeak.profile.simulate", str(run_dir)]
     train = [
@@ -228,7 +213,7 @@ def _command(plan: Plan, run_dir: Path, nsys: Nsys | None) -> list[str]:
     return [*profile_args(nsys, run_dir / "raw" / "node-0", cuda=plan.device == "cuda"), *train]
 
 
-def _threads(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+def _threads(plan: Plan | ScriptPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """One rank's share of the cores, unless the user has decided; PyTorch else takes all cores in every rank."""
     if "OMP_NUM_THREADS" in environ:
         return {}
@@ -247,7 +232,7 @@ def _export(nsys: Nsys, raw: Path, temporary: Path) -> list[str]:
     return []
 
 
-def _verdict(raw: Path, plan: Plan, code: int, reason: str | None) -> tuple[Status, dict[str, Any] | None]:
+def _verdict(raw: Path, plan: Plan | ScriptPlan, code: int, reason: str | None) -> tuple[Status, dict[str, Any] | None]:
     ends = {rank: _rank_info(raw, rank) for rank in range(plan.processes)}
     if reason == "interrupted":
         return Status.INTERRUPTED, _failure(None, "interrupt", "interrupted", code)
@@ -308,13 +293,18 @@ def _last_error(printed: str) -> str | None:
     return named[-1] if named else None
 
 
-def _built_model(raw: Path) -> dict[str, Any]:
+def _built(raw: Path, planned: dict[str, Any]) -> dict[str, Any]:
+    """Keys of ``run.json`` that only rank 0 knew: what was built, and all that a script decided."""
     info = _rank_info(raw, 0)
-    return {
+    decided: dict[str, Any] = info.get("script") or {}
+    model = {
+        **planned,
+        **(decided.get("model") or {}),
         "class": info.get("model_class"),
         "parameters": info.get("parameters"),
         "trainable_parameters": info.get("trainable_parameters"),
     }
+    return {**decided, "model": model}
 
 
 def versions(nsys: Nsys | None) -> dict[str, str | None]:

@@ -231,15 +231,15 @@ class Patches:
 _ABSENT: Final = object()
 
 
-def install(patches: Patches, observers: Observers, guard: Guard, stage: int) -> list[dict[str, str]]:
-    """Wrap every point that ``stage`` needs.
+def install(patches: Patches, observers: Observers, guard: Guard, stage: int | None) -> list[dict[str, str]]:
+    """Wrap every point that ``stage`` needs; None: those of all stages, since nobody knows yet which it will be.
 
     Returns:
         The points that this DeepSpeed lacks: ``{"name", "why"}`` each.
     """
     missing = []
     for point in POINTS:
-        if stage not in point.stages:
+        if stage is not None and stage not in point.stages:
             continue
         before = getattr(observers, point.before) if point.before else None
         after = getattr(observers, point.after) if point.after else None

@@ -47,39 +47,17 @@ def new(
         name: the run directory's name.
         created_unix_ns: now.
         command: what the user typed, from the verb on.
-        plan: the resolved :class:`~zeropeak.profile.options.Plan`.
+        plan: the resolved :class:`~zeropeak.profile.options.Plan`, or a script's.
         versions: by package, and of nsys.
     """
     return {
         "schema": RUN_SCHEMA,
         "name": name,
-        "tool": plan.tool,
+        **plan.describe(),
         "status": Status.RUNNING.value,
         "created_unix_ns": created_unix_ns,
-        "basis": "simulated" if plan.device == "simulated" else "measured",
-        "config_name": plan.config_name,
         "command": command,
         "versions": versions,
-        "world_size": plan.world_size,
-        "fake_world": plan.backend == "fake",
-        "backend": plan.backend,
-        "device": plan.device,
-        "model": {
-            "preset": plan.model["source"],
-            **{key: plan.model[key] for key in ("layers", "hidden", "intermediate", "vocab", "heads", "parameters")},
-            "lora": plan.lora,
-            "lora_rank": plan.lora_rank,
-            "attention": plan.attention,
-            "gradient_checkpointing": plan.gradient_checkpointing,
-            "dtype": plan.dtype,
-        },
-        "steps": plan.steps,
-        "seq": plan.seq,
-        "micro_batch": plan.micro_batch,
-        "grad_accum": plan.grad_accum,
-        "gpu_memory_bytes": plan.gpu_memory_bytes,
-        "ds_config": plan.ds_config,
-        "config_changes": plan.config_changes,
         "disk": {"expected_bytes": None, "actual_bytes": None, "cap_bytes": None},
         "failure": None,
         "notes": [],

@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from zeropeak.profile.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True)
@@ -85,27 +88,33 @@ def read_shape(model: str) -> Shape:
         raise UsageError(f"{path}: no usable JSON: {problem}") from None
     if not isinstance(config, dict):
         raise UsageError(f"{path}: a model's config is a JSON object, this is a {type(config).__name__}")
+    shape = shape_of(config)
+    for name, spellings in _SIZES.items():
+        if name not in shape and name != "intermediate":
+            raise UsageError(f"{path}: says none of {', '.join(spellings)}; is it a causal language model's config?")
+    return Shape(model, **shape)
+
+
+_SIZES: Final = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "n_embed"),
+    "heads": ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads"),
+    "vocab": ("vocab_size", "padded_vocab_size"),
+    "intermediate": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff"),
+}
+"""What model configs call the sizes."""
+
+
+def shape_of(config: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes that a Hugging Face config says, by our names; those that it does not say are left out."""
     # A model of several parts (text and images, say) describes its language model in a section.
     inner = config.get("text_config")
     sections = [config, *([inner] if isinstance(inner, dict) else [])]
-
-    def said(*names: str) -> int | None:
-        return next((one[name] for one in sections for name in names if isinstance(one.get(name), int)), None)
-
-    sizes: list[int] = []
-    for names in (
-        ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
-        ("hidden_size", "n_embd", "d_model", "n_embed"),
-        ("num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads"),
-        ("vocab_size", "padded_vocab_size"),
-    ):
-        value = said(*names)
-        if value is None:
-            raise UsageError(f"{path}: says none of {', '.join(names)}; is it a causal language model's config?")
-        sizes.append(value)
-    layers, hidden, heads, vocab = sizes
-    intermediate = said("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff")
-    return Shape(model, layers, hidden, heads, vocab, intermediate)
+    found = {
+        name: next((one[key] for one in sections for key in spellings if isinstance(one.get(key), int)), None)
+        for name, spellings in _SIZES.items()
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def choose(free_bytes: int, ranks_per_gpu: int, seq: int, micro_batch: int) -> Shape:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NoReturn, Self
 from zeropeak.profile.errors import ZeropeakError
 from zeropeak.profile.guard import warn
 from zeropeak.profile.labels import Status
-from zeropeak.profile.options import Plan
 from zeropeak.profile.privacy import without_folders
 from zeropeak.profile.processes import OWNER, UMASK
 
@@ -25,14 +24,12 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def begin(run_dir: Path) -> Plan:
-    """Take the user's umask and the plan; from here on SIGTERM, SIGINT and an abandoned process end it in order."""
+def begin() -> None:
+    """Take the user's umask; from here on SIGTERM, SIGINT and an abandoned process end this one in order."""
     os.umask(int(os.environ.get(UMASK, "022"), 8))
-    plan = Plan.load(run_dir / "raw" / "plan.json")
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
     _stop_when_abandoned()
-    return plan
 
 
 class Ending:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from zeropeak.profile import manifest
-from zeropeak.profile.capture import PLAN
 from zeropeak.profile.errors import TraceError
 from zeropeak.profile.labels import Status
 from zeropeak.profile.options import Plan
@@ -27,7 +26,7 @@ def read_plan(run_dir: Path) -> Plan | None:
     Raises:
         TraceError: it is damaged, or of another zeropeak.
     """
-    path = run_dir / "raw" / PLAN
+    path = run_dir / "raw" / Plan.FILE
     if not path.is_file():
         return None
     try:

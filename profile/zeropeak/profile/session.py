@@ -107,8 +107,8 @@ class Session:
         """Add facts to ``rank.json`` (resolved workload, versions); written at the next mark."""
         self._info.update(facts)
 
-    def start(self, stage: int) -> None:
-        """Install the hooks for a ZeRO stage and open the ``init`` phase."""
+    def start(self, stage: int | None) -> None:
+        """Install the hooks for a ZeRO stage (None: for whichever it will be) and open the ``init`` phase."""
         missing = install(self.patches, self.observers, self.guard, stage)
         for method, before, after in (
             ("forward", self._forward_begins, self._forward_ended),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeropeak.profile.guard import warn
 from zeropeak.profile.job import Job, init_process_group, prepare_device
+from zeropeak.profile.options import Plan
 from zeropeak.profile.rank_process import Ending, begin, end_with
 from zeropeak.profile.version import PACKAGES, installed
 
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zeropeak.profile.counters import Counters
-    from zeropeak.profile.options import Plan
     from zeropeak.profile.ranges import Ranges
 
 
 def main(run_dir: Path) -> int:
     """Train as planned; returns the exit status of this rank."""
-    plan = begin(run_dir)
+    begin()
+    plan = Plan.load(run_dir / "raw" / Plan.FILE)
     rank = 0 if plan.backend == "fake" else int(os.environ["RANK"])
     device = prepare_device(plan)
     profiler, history = _start_instruments(plan)

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from zeropeak.profile.capture import Captured
     from zeropeak.profile.nsys_find import Nsys
     from zeropeak.profile.options import Plan
+    from zeropeak.profile.script_plan import ScriptPlan
 
 
 def capture_and_report(
-    args: argparse.Namespace, plan: Plan, run_dir: Path, *, find_nsys: Callable[[], Nsys] | None
+    args: argparse.Namespace, plan: Plan | ScriptPlan, run_dir: Path, *, find_nsys: Callable[[], Nsys] | None
 ) -> int:
     """Run the plan into ``run_dir``, then parse and report whatever it left; returns the exit code."""
     from zeropeak.profile import capture
@@ -42,7 +43,7 @@ def capture_and_report(
     return 0 if captured.status is Status.COMPLETE else 1
 
 
-def capture_run(plan: Plan, run_dir: Path, *, nsys: Nsys | None, disk_cap: int) -> Captured:
+def capture_run(plan: Plan | ScriptPlan, run_dir: Path, *, nsys: Nsys | None, disk_cap: int) -> Captured:
     """Run the plan into ``run_dir``, in place of what is there, and say how it ended."""
     from zeropeak.profile import capture
 

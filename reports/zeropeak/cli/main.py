@@ -23,6 +23,8 @@ VERBS: Final = ("nsys", "torch", "predict", "compare", "verify", "parse", "repor
 """Every verb: a module of ``zeropeak.cli`` with ``NAME``, ``SUMMARY``, ``EXAMPLE``, ``configure(parser)``,
 ``run(args) -> exit code``."""
 
+_TAKE_COMMANDS: Final = ("predict",)
+
 _EXIT_CODES: Final = """\
 exit codes:
   0 done   1 the run, a file or the machine is not as needed   2 wrong usage   130 interrupted
@@ -32,7 +34,10 @@ exit codes:
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns its exit code."""
     parser = _parser(argv[:1] if argv[:1] and argv[0] in VERBS else VERBS)
+    argv, command = _at_dashes(argv)
     args = parser.parse_args(argv)
+    if command is not None:
+        args.command = command
     try:
         code: int = args.verb.run(args)
     except ZeropeakError as problem:
@@ -51,6 +56,14 @@ def main(argv: Sequence[str]) -> int:
         print(f"zeropeak: {where}{problem.strerror or problem}; free space or rights are needed there", file=sys.stderr)
         return 1
     return code
+
+
+def _at_dashes(argv: Sequence[str]) -> tuple[Sequence[str], list[str] | None]:
+    """The words before ``--``, and those after it for a verb that takes a command there."""
+    if argv[:1] and argv[0] in _TAKE_COMMANDS and "--" in argv:
+        place = list(argv).index("--")
+        return argv[:place], list(argv[place + 1 :])
+    return argv, None
 
 
 def run() -> NoReturn:

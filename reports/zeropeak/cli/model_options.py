@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeropeak.profile.options import ATTENTIONS, DTYPES, LORAS, Options
+from zeropeak.profile.script_plan import ScriptPlan
 
 if TYPE_CHECKING:
     from zeropeak.profile.options import Plan
@@ -25,6 +26,7 @@ def add_model_options(parser: argparse.ArgumentParser, tool: str, *, simulated: 
 
     parser.add_argument(
         "config",
+        nargs="?" if simulated else None,
         help=f"{', '.join(shipped_names())}, or a path to a ds_config.json. A shipped config's knobs are scaled down "
         "for the tiny model; your own config is never scaled",
     )
@@ -38,7 +40,8 @@ def add_training_options(parser: argparse.ArgumentParser, *, simulated: bool = F
     from zeropeak.profile.presets import PRESETS
 
     add = parser.add_argument_group("what is trained").add_argument
-    add("--ranks", type=int, default=4, metavar="N", help="ranks (4)")
+    more = "; with a script, what its launcher says" if simulated else ""
+    add("--ranks", type=int, metavar="N", help=f"ranks ({Options.ranks}{more})")
     if not simulated:
         add("--fake", action="store_true", help="run rank 0 of N alone, on a fake process group")
         add(
@@ -105,7 +108,7 @@ def options_of(args: argparse.Namespace, config: str | None = None) -> Options:
     """The user's options, with ``args.config`` or another config."""
     return Options(
         config=args.config if config is None else config,
-        ranks=args.ranks,
+        ranks=Options.ranks if args.ranks is None else args.ranks,
         fake=getattr(args, "fake", True),
         model=args.model,
         steps=args.steps,
@@ -133,8 +136,13 @@ def plan_of(args: argparse.Namespace, tool: str, config: str | None = None) -> P
     return make_plan(options_of(args, config), tool, visible(os.environ))
 
 
-def describe(plan: Plan) -> str:
+def describe(plan: Plan | ScriptPlan) -> str:
     """One line on what will be trained."""
+    if isinstance(plan, ScriptPlan):
+        return (
+            f"{plan.tool} {plan.config_name}: {plan.target}, rank 0 of {plan.world_size} on a simulated GPU, until "
+            f"{plan.steps} steps are done"
+        )
     if plan.device == "simulated":
         return (
             f"{plan.tool} {plan.config_name}: {plan.model['source']} model, rank 0 of {plan.world_size} on a simulated "

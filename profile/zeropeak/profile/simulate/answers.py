@@ -6,12 +6,12 @@ callers below get an answer, any other one is told which line asked.
 
 from __future__ import annotations
 
-import linecache
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from zeropeak.profile.errors import ZeropeakError
+from zeropeak.profile.places import line_of, own_frame
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -73,12 +73,8 @@ ANSWERS: Final = (
 _INFRASTRUCTURE: Final = ("torch._", "torch.utils.", "zeropeak.profile.simulate")
 
 
-def answer() -> float:
-    """Answer the caller of an operation that reads a tensor's value.
-
-    Raises:
-        DataNeeded: no answer is known; names the line that asked.
-    """
+def known_answer() -> float | None:
+    """What the caller of an operation that reads a tensor's value is told; None where no answer is known."""
     asker, caller = _askers()
     for place in (asker, caller):
         if place is None:
@@ -86,7 +82,7 @@ def answer() -> float:
         for known in ANSWERS:
             if _module(place) == known.module and known.function in (None, place.f_code.co_name):
                 return known.value
-    raise needed("the value of a tensor")
+    return None
 
 
 def needed(what: str) -> DataNeeded:
@@ -95,14 +91,21 @@ def needed(what: str) -> DataNeeded:
 
 
 def where() -> str:
-    """The line of the program, or of the library it uses, that runs an operation now."""
+    """The line of the program, or of the library it uses, that runs an operation now; then the line that used it."""
     asker, caller = _askers()
     frame = caller or asker
     if frame is None:
         return "some code"
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    text = linecache.getline(file, line).strip()
-    return f"{file}:{line} ({text})" if text else f"{file}:{line}"
+    own = own_frame(frame)
+    led = "" if own is None or own is frame else f", called from {line_of(own)},"
+    return line_of(frame) + led
+
+
+def where_own() -> str:
+    """The user's own line that led to what runs now; the library's, where there is none."""
+    asker, caller = _askers()
+    own = own_frame(caller or asker)
+    return where() if own is None else line_of(own)
 
 
 def _askers() -> tuple[FrameType | None, FrameType | None]:

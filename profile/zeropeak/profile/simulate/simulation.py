@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from zeropeak.profile.labels import Status
+    from zeropeak.profile.simulate.accelerator import SimulatedAccelerator
+    from zeropeak.profile.simulate.patches import Patch
 
 LARGE_BYTES = 1 << 50
 """Memory of a device whose size nobody gave: more than anything needs."""
@@ -71,6 +73,7 @@ class Simulation:
         self._stack.callback(_restore_environment, dict(os.environ))
         # DeepSpeed takes the world's size from the environment, and asks for an accelerator while it is imported.
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(self._world_size), DS_ACCELERATOR="cuda")
+        os.environ.update(self._more_environment())
         import deepspeed
         from deepspeed.accelerator import real_accelerator
         from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -86,11 +89,25 @@ class Simulation:
         self._stack.callback(torch.distributed.destroy_process_group)
         deepspeed.init_distributed(dist_backend="fake", dist_init_required=False)
         ours = torch_patches(self.ledger), slice_patches(FakeTensor), deepspeed_patches(), transformers_patches()
-        self._patches = enter(Patches([patch for some in ours for patch in some]))
+        self._patches = enter(Patches([patch for some in (*ours, self._more_patches(accelerator)) for patch in some]))
         enter(Kernels())
         enter(torch.autograd.set_multithreading_enabled(False))
-        enter(Tracker(self.ledger, self.workspaces))
+        enter(self._tracker())
         return self
+
+    def _tracker(self) -> Tracker:
+        return Tracker(self.ledger, self.workspaces)
+
+    def _more_environment(self) -> dict[str, str]:
+        """Variables beside those that every prediction needs."""
+        return {}
+
+    def _more_patches(self, accelerator: SimulatedAccelerator) -> list[Patch]:
+        """Patches beside those that every prediction needs."""
+        return []
+
+    def _assumptions(self) -> list[str]:
+        return list(ASSUMPTIONS)
 
     def __exit__(self, *problem: Any) -> None:
         self._stack.close()
@@ -99,7 +116,7 @@ class Simulation:
         """What the prediction rests on, for ``rank.json`` and ``run.json``."""
         host = self.ledger.total("cpu")
         return {
-            "assumptions": list(ASSUMPTIONS),
+            "assumptions": self._assumptions(),
             "constants": [asdict(constant) for constant in CONSTANTS],
             "patches": self._patches.reasons() if self._patches else [],
             "host_max_bytes": host.max,

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import (
 )
 
 from zeropeak.profile.errors import ZeropeakError
-from zeropeak.profile.simulate.answers import answer, needed, where
+from zeropeak.profile.simulate.answers import known_answer, needed, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -97,10 +97,16 @@ class Tracker(FakeTensorMode):  # type: ignore[no-untyped-call]
     def _value(self, tensor: FakeTensor) -> Any:
         if tensor.constant is not None:
             return tensor.constant.item()
-        value = answer()
+        value = known_answer()
+        if value is None:
+            value = self._unanswered(tensor)
         if tensor.dtype is torch.bool:
             return bool(value)
         return value if tensor.dtype.is_floating_point else int(value)
+
+    def _unanswered(self, tensor: FakeTensor) -> float:
+        """The value of a tensor, for a caller of whom nothing is known."""
+        raise needed("the value of a tensor")
 
     def _pin(self, tensor: FakeTensor, device: object = None) -> Any:
         """Pinning copies into host memory that cannot be paged out."""
