@@ -21,6 +21,16 @@ if TYPE_CHECKING:
     from zeropeak.profile.simulate.streams import Streams
 
 
+class _Generator:
+    """A generator of random numbers of the simulated device: it has a state, and gives no numbers."""
+
+    def __init__(self, accelerator: SimulatedAccelerator) -> None:
+        self.get_state = accelerator.get_rng_state
+        self.set_state = accelerator.set_rng_state
+        self.manual_seed = accelerator.manual_seed
+        self.initial_seed = accelerator.initial_seed
+
+
 class SimulatedAccelerator(CUDA_Accelerator):  # type: ignore[misc]
     """One CUDA-like device, without CUDA.
 
@@ -97,10 +107,8 @@ class SimulatedAccelerator(CUDA_Accelerator):  # type: ignore[misc]
         return 0
 
     def default_generator(self, device_index: int) -> Any:
-        """The CPU's."""
-        import torch
-
-        return torch.default_generator
+        """One that makes no numbers."""
+        return _Generator(self)
 
     # Streams
 

@@ -41,9 +41,11 @@ class Answer:
 ASSUMPTIONS: Final = (
     "Assumed: no gradient overflows (a step that does makes no optimizer states).",
     "Assumed: the other ranks do what rank 0 does.",
-    "Assumed: no sequence of a batch is padded or packed, which would make attention masks.",
 )
-"""What a prediction takes for granted, a sentence each."""
+"""What every prediction takes for granted, a sentence each."""
+
+NO_PADDING: Final = "Assumed: no sequence of a batch is padded or packed, which would make attention masks."
+"""Where nobody knows the batches."""
 
 _NO_OVERFLOW: Final = "assumed not to happen; a step with an overflow makes no optimizer states"
 _NUMBER: Final = "a number on the host: no tensor's size depends on it"

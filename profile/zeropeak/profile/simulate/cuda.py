@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map_only
 
 from zeropeak.profile.simulate.device import NAME, TYPE
 from zeropeak.profile.simulate.patches import Patch
@@ -90,8 +92,23 @@ def cuda_patches(accelerator: SimulatedAccelerator, devices: int) -> list[Patch]
     patches += [
         Patch(torch.Tensor, "to", _moving(torch._C.TensorBase.to), moved),
         Patch(torch.Tensor, "cuda", lambda tensor, *_, **__: tensor.to(NAME), moved),
+        Patch(torch, "load", _loading(torch.load), moved),
+        Patch(FakeTensor, "is_cuda", property(lambda tensor: tensor.device.type == TYPE), _WHY),
     ]
     return patches
+
+
+def _loading(original: Any) -> Any:
+    """Into host memory, then to the GPU where that was asked for."""
+
+    def load(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        wanted = here(map_location)
+        loaded = original(file, "cpu", *args, **kwargs)
+        if isinstance(wanted, torch.device) and wanted.type == TYPE:
+            return tree_map_only(torch.Tensor, lambda tensor: tensor.to(wanted), loaded)
+        return loaded
+
+    return load
 
 
 def here(device: Any) -> Any:

@@ -16,6 +16,10 @@ class Readings:
         """Remember that a line read something and was told ``what``; once a line."""
         self._told.setdefault(line, what)
 
+    def tell_number(self, line: str) -> None:
+        """Remember that a line read a number, or several."""
+        self.tell(line, "reads a number, and is told 1.0; should it decide by it, training may differ")
+
     def sentences(self) -> list[str]:
         """One a line that read something, in order; the first twelve, and how many more there were."""
         said = [f"Assumed: {line} {what}." for line, what in self._told.items()]

@@ -123,6 +123,8 @@ class Follower:
             self._made_at = where_own()
             made = original(*args, **kwargs)
             engine = self._engine = made[0]
+            if hasattr(engine, "train_batch"):
+                raise ZeropeakError(f"{self._made_at}: a pipeline engine, whose stages differ; it cannot be followed")
             model = engine.module
             self._note(model)
             self._session.attach(engine)

@@ -3,37 +3,58 @@
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.data import DataLoader
 
+from zeropeak.profile.places import is_own
 from zeropeak.profile.simulate.answers import needed, where_own
+from zeropeak.profile.simulate.device import TYPE
 from zeropeak.profile.simulate.patches import Patch
-from zeropeak.profile.simulate.script_tracker import know
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from zeropeak.profile.simulate.readings import Readings
+    from zeropeak.profile.simulate.values import Values
 
 
-def script_patches(readings: Readings, world_size: int) -> list[Patch]:
+def script_patches(readings: Readings, values: Values, world_size: int) -> list[Patch]:
     """Patches of PyTorch; see :func:`~zeropeak.profile.simulate.pretrained.pretrained_patches` for transformers'."""
     nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     return [
         *_group_patches(world_size, nothing),
         Patch(DataLoader, "__init__", _alone(DataLoader.__init__), "workers cannot hand over tensors without data"),
         Patch(torch, "save", nothing, "there are no values to write"),
+        *_safetensors_patches(nothing),
         Patch(torch, "compile", _not_compiled(readings), "compiling needs data and a GPU"),
         Patch(torch.nn.Module, "compile", nothing, "compiling needs data and a GPU"),
+        Patch(
+            torch.autocast,
+            "__enter__",
+            _casting(torch.autocast.__enter__, readings),
+            "autocast casts tensors that CUDA has, which is not predicted: the report says so",
+        ),
         Patch(FakeTensor, "__format__", _formatted, "a loss is printed as the number that it is told to be"),
-        Patch(FakeTensor, "numpy", _refused, "numpy reads values: the script is told which line asked"),
-        Patch(FakeTensor, "__array__", _refused, "numpy reads values: the script is told which line asked"),
-        *_finite_patches(),
+        *(
+            Patch(FakeTensor, name, _as_array(values, readings), "numpy gets what is known, and 1.0 for other numbers")
+            for name in ("numpy", "__array__")
+        ),
+        *_finite_patches(values),
     ]
+
+
+def _safetensors_patches(nothing: Callable[..., None]) -> list[Patch]:
+    if find_spec("safetensors") is None:
+        return []
+    owner = import_module("safetensors.torch")
+    return [Patch(owner, name, nothing, "there are no values to write") for name in ("_flatten", "serialize_file")]
 
 
 def _group_patches(world_size: int, nothing: Callable[..., None]) -> list[Patch]:
@@ -103,26 +124,47 @@ def _alone(original: Any) -> Any:
 
 def _not_compiled(readings: Readings) -> Any:
     def as_it_is(model: Any = None, **_: Any) -> Any:
-        readings.tell(where_own(), "compiles; it is predicted as written, not compiled")
+        code = getattr(model, "__code__", None)
+        if isinstance(model, torch.nn.Module) or (code is not None and is_own(code.co_filename)):
+            readings.tell(where_own(), "compiles; it is predicted as written, not compiled")
         return (lambda function: function) if model is None else model
 
     return as_it_is
+
+
+def _casting(original: Any, readings: Readings) -> Any:
+    def __enter__(context: Any) -> Any:
+        if context._enabled and context.device in ("cuda", TYPE):
+            readings.tell(where_own(), "casts by autocast, which is not predicted: tensors keep their own types here")
+        return original(context)
+
+    return __enter__
 
 
 def _formatted(tensor: FakeTensor, wanted: str) -> str:
     return format(tensor.item(), wanted) if tensor.dim() == 0 and wanted else object.__format__(tensor, "")
 
 
-def _refused(tensor: FakeTensor, *_: Any, **__: Any) -> Any:
-    raise needed("the values of a tensor, for numpy")
+def _as_array(values: Values, readings: Readings) -> Any:
+    def numpy(tensor: FakeTensor, *_: Any, **__: Any) -> Any:
+        value = values.of(tensor)
+        if value is None:
+            if not tensor.dtype.is_floating_point:
+                raise needed("the values of a tensor, for numpy")
+            readings.tell_number(where_own())
+            with _disable_current_modes():
+                value = torch.ones((), dtype=tensor.dtype).expand(tensor.shape)  # one number in memory
+        return value.numpy()
+
+    return numpy
 
 
-def _finite_patches() -> list[Patch]:
+def _finite_patches(values: Values) -> list[Patch]:
     def answering(original: Any, answer: bool) -> Any:
         def ask(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             asked = original(tensor, *args, **kwargs)
             if isinstance(asked, FakeTensor) and asked.numel() == 1:
-                know(asked, torch.full(asked.shape, answer, dtype=torch.bool, device="cpu"))
+                values.know(asked, torch.full(asked.shape, answer, dtype=torch.bool, device="cpu"))
             return asked
 
         return ask

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zeropeak.profile.simulate.answers import ASSUMPTIONS
 from zeropeak.profile.simulate.cuda import cuda_patches
 from zeropeak.profile.simulate.pretrained import pretrained_patches
 from zeropeak.profile.simulate.readings import Readings
 from zeropeak.profile.simulate.script_patches import script_patches
 from zeropeak.profile.simulate.script_tracker import ScriptTracker
 from zeropeak.profile.simulate.simulation import Simulation
+from zeropeak.profile.simulate.values import Values
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,10 +33,11 @@ class ScriptSimulation(Simulation):
     def __init__(self, run_dir: Path, plan: ScriptPlan) -> None:
         super().__init__(run_dir, world_size=plan.world_size, total_bytes=plan.gpu_memory_bytes)
         self.readings = Readings()
+        self._values = Values()
         self._local_world_size = plan.local_world_size
 
     def _tracker(self) -> Tracker:
-        return ScriptTracker(self.ledger, self.workspaces, self.readings)
+        return ScriptTracker(self.ledger, self.workspaces, self.readings, self._values)
 
     def _more_environment(self) -> dict[str, str]:
         return {
@@ -48,9 +51,9 @@ class ScriptSimulation(Simulation):
     def _more_patches(self, accelerator: SimulatedAccelerator) -> list[Patch]:
         return [
             *cuda_patches(accelerator, self._local_world_size),
-            *script_patches(self.readings, self._world_size),
+            *script_patches(self.readings, self._values, self._world_size),
             *pretrained_patches(self.readings),
         ]
 
     def _assumptions(self) -> list[str]:
-        return [*super()._assumptions(), "Assumed: every loss is finite.", *self.readings.sentences()]
+        return [*ASSUMPTIONS, "Assumed: every loss is finite.", *self.readings.sentences()]

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from zeropeak.profile.allocator import Allocator, read_environment
 from zeropeak.profile.session import Session
 from zeropeak.profile.simulate.allocations import Allocations
-from zeropeak.profile.simulate.answers import ASSUMPTIONS
+from zeropeak.profile.simulate.answers import ASSUMPTIONS, NO_PADDING
 from zeropeak.profile.simulate.counters import SimulatedCounters
 from zeropeak.profile.simulate.device import NAME, TYPE, register
 from zeropeak.profile.simulate.kernels import Kernels
@@ -107,7 +107,7 @@ class Simulation:
         return []
 
     def _assumptions(self) -> list[str]:
-        return list(ASSUMPTIONS)
+        return [*ASSUMPTIONS, NO_PADDING]
 
     def __exit__(self, *problem: Any) -> None:
         self._stack.close()
