@@ -118,6 +118,12 @@ with simulation:
     before = torch.cuda.memory_allocated()
     kept = torch.empty(1 << 20, device="cuda")
     assert torch.cuda.memory_allocated() - before == 1 << 22 and torch.cuda.max_memory_reserved() >= 1 << 22
+    highest = torch.cuda.max_memory_allocated()
+    del kept
+    assert torch.cuda.max_memory_allocated() == highest == before + (1 << 22)
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated() == before
+    kept = torch.empty(8, device="cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

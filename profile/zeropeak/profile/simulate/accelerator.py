@@ -145,11 +145,12 @@ class SimulatedAccelerator(CUDA_Accelerator):  # type: ignore[misc]
         return self._ledger.total(NAME).now
 
     def max_memory_allocated(self, device_index: object = None) -> int:
-        """Highest since the window began."""
-        return self._ledger.total(NAME).window_max
+        """Highest since the program reset it."""
+        return self._ledger.total(NAME).programs_max
 
     def reset_max_memory_allocated(self, device_index: object = None) -> None:
-        """The window is the capture's, not the program's: marks need it whole."""
+        """Begin anew, for the program; the capture's windows stay as they are."""
+        self._ledger.reset_programs_max()
 
     reset_peak_memory_stats = reset_max_memory_allocated
     reset_max_memory_cached = reset_max_memory_allocated
@@ -158,7 +159,13 @@ class SimulatedAccelerator(CUDA_Accelerator):  # type: ignore[misc]
         """Bytes that the allocator holds now."""
         return self._ledger.reserved_bytes
 
-    memory_cached = max_memory_cached = max_memory_reserved = memory_reserved
+    memory_cached = memory_reserved
+
+    def max_memory_reserved(self, device_index: object = None) -> int:
+        """Highest since the program reset it."""
+        return self._ledger.programs_reserved_max
+
+    max_memory_cached = max_memory_reserved
 
     def memory_stats(self, device_index: object = None) -> dict[str, int]:
         """The counters that programs print."""

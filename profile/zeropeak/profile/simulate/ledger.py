@@ -40,16 +40,18 @@ class Block:
 
 @dataclass(slots=True)
 class Total:
-    """Bytes allocated on one device: now, the highest since the window began, and the highest ever."""
+    """Bytes allocated on one device: now, the highest since the window began, since the program said so, and ever."""
 
     now: int = 0
     window_max: int = 0
+    programs_max: int = 0
     max: int = 0
 
     def add(self, size: int) -> None:
         """Allocate, or free with a negative size."""
         self.now += size
         self.window_max = max(self.window_max, self.now)
+        self.programs_max = max(self.programs_max, self.now)
         self.max = max(self.max, self.now)
 
 
@@ -74,6 +76,7 @@ class Ledger:
         self._totals: dict[str, Total] = {}
         self.stream = 0
         self.pinned = Total()
+        self.programs_reserved_max = 0
 
     @property
     def reserved_bytes(self) -> int:
@@ -91,6 +94,12 @@ class Ledger:
         """Start a new window for ``window_max``."""
         total = self.total(device)
         total.window_max = total.now
+
+    def reset_programs_max(self) -> None:
+        """The program asks for its own highest bytes from here on; the windows are the capture's."""
+        total = self.total(self._main)
+        total.programs_max = total.now
+        self.programs_reserved_max = self.reserved_bytes
 
     def see(self, storage: Any, device: str) -> None:
         """Take note of a storage that an operation gave out; one that is known, or empty, changes nothing.
@@ -189,7 +198,10 @@ class Ledger:
         self._row("free", block, total)
 
     def _row(self, action: str, block: Block, total: Total) -> None:
-        reserved = self._allocator.reserved_bytes if block.device == self._main else None
+        reserved = None
+        if block.device == self._main:
+            reserved = self._allocator.reserved_bytes
+            self.programs_reserved_max = max(self.programs_reserved_max, reserved)
         self._write(
             (self._clock(), action, block.device, block.address, block.size_bytes, total.now, reserved, block.stream)
         )
