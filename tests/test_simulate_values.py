@@ -138,6 +138,28 @@ with simulation:
 assert any("autocast, which is not predicted" in line for line in simulation.readings.sentences())
 """
 
+AS_CUDA_DOES = """
+with simulation:
+    def made(*sides, dtype=torch.bfloat16):
+        return torch.randn(*sides, device="cuda", dtype=dtype, requires_grad=True)
+    try:
+        made(2, 4) @ made(4, 2, dtype=torch.float32)
+    except RuntimeError as problem:
+        assert "expected mat1 and mat2 to have the same dtype, but got: bfloat16 != float32" in str(problem)
+    else:
+        raise AssertionError("no error")
+    # Four times as many heads of queries as of keys: flash attention takes them as they are, and makes no copies.
+    query, key, value = made(1, 8, 512, 64), made(1, 2, 512, 64), made(1, 2, 512, 64)
+    before = torch.cuda.memory_allocated()
+    out = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    assert out.shape == query.shape
+    assert torch.cuda.memory_allocated() - before == 2 * 8 * 512 * 64 + 4 * 8 * 512 + 1024  # output, row sums, seeds
+    mask = torch.zeros(1, 1, 512, 512, device="cuda", dtype=torch.bfloat16)
+    out = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
+    out.sum().backward()
+    assert key.grad.shape == key.shape
+"""
+
 GROUP_ANSWERS = """
 with simulation:
     distributed.init_process_group("nccl")
@@ -158,8 +180,8 @@ with simulation:
 
 @pytest.mark.parametrize(
     "code",
-    [PATCHES_UNDONE, KNOWN_ON_THE_GPU, REAL_IN_HOST_MEMORY, CUDA_ANSWERS, GROUP_ANSWERS],
-    ids=["patches", "known", "real", "cuda", "group"],
+    [PATCHES_UNDONE, KNOWN_ON_THE_GPU, REAL_IN_HOST_MEMORY, CUDA_ANSWERS, AS_CUDA_DOES, GROUP_ANSWERS],
+    ids=["patches", "known", "real", "cuda", "kernels", "group"],
 )
 def test_a_script_sees(code: str, tmp_path: Path) -> None:
     whole = f"{BEGIN}{code}\nsimulation.close(Status.COMPLETE, None)\nprint('done')\n"

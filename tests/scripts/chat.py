@@ -15,8 +15,8 @@ class LowRank(nn.Module):
     def __init__(self, base, rank):
         super().__init__()
         self.base = base
-        self.lora_right = nn.Parameter(torch.empty(base.in_features, rank))
-        self.lora_left = nn.Parameter(torch.zeros(rank, base.out_features))
+        self.lora_right = nn.Parameter(torch.empty(base.in_features, rank, dtype=base.weight.dtype))
+        self.lora_left = nn.Parameter(torch.zeros(rank, base.out_features, dtype=base.weight.dtype))
         nn.init.kaiming_uniform_(self.lora_right, a=math.sqrt(5))
         base.requires_grad_(False)
 
@@ -54,6 +54,7 @@ def main():
     parser.add_argument("--model_name_or_path", required=True)
     parser.add_argument("--local_rank", type=int, default=-1)
     parser.add_argument("--lora_dim", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=96)
     parser = deepspeed.add_config_arguments(parser)
     args = parser.parse_args()
     torch.cuda.set_device(args.local_rank)
@@ -70,10 +71,10 @@ def main():
     model_config = AutoConfig.from_pretrained(args.model_name_or_path)
     model = AutoModelForCausalLM.from_pretrained(args.model_name_or_path, config=model_config)
     model.config.pad_token_id = model.config.eos_token_id
-    model.resize_token_embeddings(int(8 * math.ceil(1001 / 8.0)))
+    model.resize_token_embeddings(int(8 * math.ceil(model.config.vocab_size / 8.0)) + 8)
     add_low_rank(model, args.lora_dim)
     model.get_input_embeddings().register_forward_hook(lambda module, inputs, output: output.requires_grad_(True))
-    data = TensorDataset(torch.randint(0, 1000, (64, 96)))
+    data = TensorDataset(torch.randint(0, 1000, (64, args.tokens)))
     loader = DataLoader(data, sampler=DistributedSampler(data), batch_size=2)
     trained = [param for param in model.parameters() if param.requires_grad]
     optimizer = deepspeed.ops.adam.FusedAdam(trained, lr=1e-3, betas=(0.9, 0.95))

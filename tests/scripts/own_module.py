@@ -36,8 +36,9 @@ def main():
     model = Network().cuda(0)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=CONFIG)
     steps = int(sys.argv[1])
+    generator = torch.Generator().manual_seed(1)
     for _ in range(steps * 2):
-        lengths = torch.randint(5, 33, (4,))
+        lengths = torch.randint(5, 33, (4,), generator=generator)
         ids = torch.zeros(4, int(lengths.max()), dtype=torch.long)
         for row, length in enumerate(lengths.tolist()):
             ids[row, :length] = torch.randint(0, 500, (length,))

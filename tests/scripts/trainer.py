@@ -7,11 +7,14 @@ from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 
 class Texts(torch.utils.data.Dataset):
+    def __init__(self, tokens):
+        self.tokens = tokens
+
     def __len__(self):
         return 32
 
     def __getitem__(self, place):
-        ids = [(place * 7 + token) % 500 for token in range(48 + place % 16)]
+        ids = [(place * 7 + token) % 500 for token in range(self.tokens + place % 16)]
         return {"input_ids": ids, "labels": ids}
 
 
@@ -28,6 +31,7 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--deepspeed", required=True)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--tokens", type=int, default=48)
     args = parser.parse_args()
     settings = TrainingArguments(
         output_dir=args.out, deepspeed=args.deepspeed, bf16=True, per_device_train_batch_size=2,
@@ -35,7 +39,7 @@ def main():
         dataloader_num_workers=1,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_pretrained(args.model, attn_implementation="sdpa")
-    Trainer(model=model, args=settings, train_dataset=Texts(), data_collator=collate).train()
+    Trainer(model=model, args=settings, train_dataset=Texts(args.tokens), data_collator=collate).train()
 
 
 if __name__ == "__main__":

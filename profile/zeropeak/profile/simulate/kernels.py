@@ -18,6 +18,27 @@ if TYPE_CHECKING:
 _aten = torch.ops.aten
 
 
+_PAIRS = {
+    _aten.mm.default: (0, 1),
+    _aten.bmm.default: (0, 1),
+    _aten.addmm.default: (1, 2),
+    _aten.baddbmm.default: (1, 2),
+}
+"""Matrix products, and which of their arguments are multiplied."""
+
+
+def check_types(func: Any, args: Any) -> None:
+    """Raise what CUDA's kernels raise for matrices of two types, which fake tensors multiply.
+
+    Raises:
+        RuntimeError: as PyTorch says it.
+    """
+    pair = _PAIRS.get(func)
+    if pair is not None and args[pair[0]].dtype is not args[pair[1]].dtype:
+        one, other = (str(args[place].dtype).removeprefix("torch.") for place in pair)
+        raise RuntimeError(f"expected mat1 and mat2 to have the same dtype, but got: {one} != {other}")
+
+
 class Kernels:
     """Context in which the operations below are CUDA's."""
 
@@ -69,14 +90,16 @@ def _attention(
 
     Flash attention takes half precision without a mask and saves the output and one float a row; the memory-efficient
     one takes a mask; what neither takes is computed step by step. (PyTorch's order of preference on GPUs since Ampere.)
+    Of fewer heads of keys than of queries only flash attention makes no copies: the memory-efficient one takes none.
     """
-    if enable_gqa and query.size(-3) != key.size(-3):
-        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
-        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
     half = query.dtype in (torch.float16, torch.bfloat16)
     fits = query.dim() == 4 and query.device.type == TYPE and query.size(-1) == value.size(-1)
     if fits and half and attn_mask is None and query.size(-1) <= _FLASH_HEAD:
         return _flash(query, key, value, dropout_p, is_causal, scale)
+    if enable_gqa and query.size(-3) != key.size(-3):
+        fits = False
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
     if fits and query.size(-1) % 8 == 0:
         return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return _aten._scaled_dot_product_attention_math(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]

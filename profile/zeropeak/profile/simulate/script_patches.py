@@ -19,7 +19,7 @@ from zeropeak.profile.simulate.device import TYPE
 from zeropeak.profile.simulate.patches import Patch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from zeropeak.profile.simulate.readings import Readings
     from zeropeak.profile.simulate.values import Values
@@ -27,14 +27,13 @@ if TYPE_CHECKING:
 
 def script_patches(readings: Readings, values: Values, world_size: int) -> list[Patch]:
     """Patches of PyTorch; see :func:`~zeropeak.profile.simulate.pretrained.pretrained_patches` for transformers'."""
-    nothing: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     return [
-        *_group_patches(world_size, nothing),
+        *group_patches(world_size),
         Patch(DataLoader, "__init__", _alone(DataLoader.__init__), "workers cannot hand over tensors without data"),
-        Patch(torch, "save", nothing, "there are no values to write"),
-        *_safetensors_patches(nothing),
+        Patch(torch, "save", _nothing, "there are no values to write"),
+        *_safetensors_patches(),
         Patch(torch, "compile", _not_compiled(readings), "compiling needs data and a GPU"),
-        Patch(torch.nn.Module, "compile", nothing, "compiling needs data and a GPU"),
+        Patch(torch.nn.Module, "compile", _nothing, "compiling needs data and a GPU"),
         Patch(
             torch.autocast,
             "__enter__",
@@ -50,27 +49,32 @@ def script_patches(readings: Readings, values: Values, world_size: int) -> list[
     ]
 
 
-def _safetensors_patches(nothing: Callable[..., None]) -> list[Patch]:
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def _safetensors_patches() -> list[Patch]:
     if find_spec("safetensors") is None:
         return []
     owner = import_module("safetensors.torch")
-    return [Patch(owner, name, nothing, "there are no values to write") for name in ("_flatten", "serialize_file")]
+    return [Patch(owner, name, _nothing, "there are no values to write") for name in ("_flatten", "serialize_file")]
 
 
-def _group_patches(world_size: int, nothing: Callable[..., None]) -> list[Patch]:
+def group_patches(world_size: int) -> list[Patch]:
+    """Patches of process groups, where one process stands for all."""
     begun = "the fake process group is there before the script starts, and is ended after it"
     alone = "objects travel between processes, and there is one: all ranks are taken to have the same"
     group = torch.distributed
     return [
-        Patch(group, "init_process_group", nothing, begun),
-        Patch(group, "destroy_process_group", nothing, begun),
+        Patch(group, "init_process_group", _nothing, begun),
+        Patch(group, "destroy_process_group", _nothing, begun),
         Patch(
             group, "new_group", _any_backend(group.new_group), "groups of the script are fake, whatever their backend"
         ),
-        Patch(group, "monitored_barrier", nothing, "there is nobody to wait for"),
+        Patch(group, "monitored_barrier", _nothing, "there is nobody to wait for"),
         Patch(group, "all_gather_object", _gathers(world_size), alone),
         Patch(group, "gather_object", _collects(world_size), alone),
-        Patch(group, "broadcast_object_list", nothing, alone),
+        Patch(group, "broadcast_object_list", _nothing, alone),
         Patch(group, "scatter_object_list", _scatters, alone),
     ]
 

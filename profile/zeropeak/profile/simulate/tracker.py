@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
 
 from zeropeak.profile.errors import ZeropeakError
 from zeropeak.profile.simulate.answers import known_answer, needed, where
+from zeropeak.profile.simulate.kernels import check_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +67,7 @@ class Tracker(FakeTensorMode):  # type: ignore[no-untyped-call]
         special = self._special.get(func)
         if special is not None:
             return special(*args, **(kwargs or {}))
+        check_types(func, args)
         self._workspaces.before(func, args)
         if func is self._cat and len(args) == 1 and _flat_alike(args[0]):
             # A piece for each rank: the operation's cost would grow with the ranks.
