@@ -1,16 +1,15 @@
 from __future__ import annotations
 
+import ast
 import json
-from typing import TYPE_CHECKING
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from zeropeak.profile import ds_config
 from zeropeak.profile.errors import UsageError
 from zeropeak.profile.presets import PRESETS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TINY = PRESETS["tiny"]
 
@@ -103,3 +102,48 @@ def test_an_auto_without_a_known_meaning_is_a_usage_error(tmp_path: Path) -> Non
     path.write_text('{"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}')
     with pytest.raises(UsageError, match=r"--set zero_optimization.sub_group_size=VALUE"):
         ds_config.fill(ds_config.load(str(path)), TINY, world_size=1, micro_batch=1, grad_accum=1, dtype="bf16")
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("foo.bar=1", "--set foo.bar: DeepSpeed reads no 'foo' there (a config file of your own may hold any key)"),
+        ("gradient_cliping=1", "DeepSpeed reads no 'gradient_cliping' there; gradient_clipping? ("),
+        ("reduce_bucket_size=1", "'reduce_bucket_size' there; zero_optimization.reduce_bucket_size? ("),
+        ("zero_optimisation.stage=2", "'zero_optimisation' there; zero_optimization? ("),
+    ],
+)
+def test_a_key_of_which_deepspeed_would_take_no_notice_is_refused(setting: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        ds_config.apply_settings(ds_config.load("stage3"), (setting,))
+    assert said in str(refused.value)
+
+
+def test_a_key_that_the_users_own_config_has_may_be_set(tmp_path: Path) -> None:
+    (tmp_path / "own.json").write_text('{"zero_optimization": {"stage": 2}, "of_tomorrow": {"a": 1}}')
+    config = ds_config.load(str(tmp_path / "own.json"))
+    ds_config.apply_settings(config, ("of_tomorrow.a=2",))
+    assert config.get("of_tomorrow.a") == 2
+
+
+def test_every_key_that_the_installed_deepspeed_reads_is_known() -> None:
+    module = import_module("deepspeed.runtime.config")
+
+    def text(node: ast.expr) -> str | None:
+        if isinstance(node, ast.Constant):
+            return str(node.value)
+        value = getattr(module, node.id, None) if isinstance(node, ast.Name) else None
+        return value if isinstance(value, str) else None
+
+    read = set()
+    for node in ast.walk(ast.parse(Path(module.__file__ or "").read_text())):
+        if (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "id", "") == "get_scalar_param"
+            and getattr(node.args[0], "id", "") == "param_dict"
+        ):
+            read.add(text(node.args[1]))
+        if isinstance(node, ast.Compare) and getattr(node.comparators[0], "id", "") == "param_dict":
+            read.add(text(node.left))
+    assert len(read) > 20
+    assert read - {None} <= ds_config.KEYS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,31 @@ _BY_PARAMETERS: Final = {
 _BY_WIDTH: Final = {"stage3_param_persistence_threshold": 1e5}
 """Compared with single tensors, and the ones near it are vectors: scaled by the ratio of the models' widths, so that
 the same norms and biases stay persistent as in the large model."""
+
+
+KEYS: Final = frozenset(
+    (
+        "activation_checkpointing", "aio", "amp", "autotuning", "bf16", "bfloat16", "checkpoint", "comet",
+        "communication_data_type", "comms_logger", "compile", "compression_training", "csv_monitor",
+        "curriculum_learning", "data_efficiency", "data_types", "dataloader_drop_last", "disable_allgather",
+        "disable_python_gc", "dump_state", "eigenvalue", "elasticity", "expert_parallel", "flops_profiler", "fp16",
+        "gradient_accumulation_steps", "gradient_allreduce_op", "gradient_clipping", "gradient_predivide_factor",
+        "graph_harvesting", "hybrid_engine", "load_universal_checkpoint", "log_level", "managed_gradient_accumulation",
+        "memory_breakdown", "nebula", "optimizer", "pipeline", "prescale_gradients", "progressive_layer_drop",
+        "quantize_training", "scheduler", "seq_parallel_communication_data_type", "sequence_parallel_size",
+        "sparse_attention", "sparse_gradients", "steps_per_print", "tensor_parallel", "tensorboard", "timers",
+        "torch_autocast", "train_batch_size", "train_micro_batch_size_per_gpu", "use_data_before_expert_parallelism",
+        "use_node_local_storage", "vocabulary_size", "wall_clock_breakdown", "wandb", "weight_quantization",
+        "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
+    )
+)  # fmt: skip
+"""Keys at the top of a DeepSpeed config, of any release from 0.15 on: it takes no notice of others."""
+
+_WITHIN_ZERO: Final = (
+    "stage", *_BY_PARAMETERS, *_BY_WIDTH, "overlap_comm", "contiguous_gradients", "reduce_scatter", "offload_param",
+    "offload_optimizer", "memory_efficient_linear", "sub_group_size", "round_robin_gradients",
+)  # fmt: skip
+"""Keys that people write without their section."""
 
 
 @dataclass
@@ -98,12 +124,13 @@ def apply_settings(config: DsConfig, settings: tuple[str, ...]) -> None:
     """Apply ``--set KEY=VALUE`` texts; a VALUE is read as JSON, else taken as text.
 
     Raises:
-        UsageError: no ``=``, or the stage would leave 1 to 3.
+        UsageError: no ``=``, a key of which DeepSpeed would take no notice, or the stage would leave 1 to 3.
     """
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
             raise UsageError(f"--set {setting}: write it as zero_optimization.KEY=VALUE")
+        _check_known(key, config)
         try:
             value = json.loads(text)
         except json.JSONDecodeError:
@@ -112,6 +139,20 @@ def apply_settings(config: DsConfig, settings: tuple[str, ...]) -> None:
             raise UsageError(f"--set {key}: no usable value: {problem}") from None
         config.set(key, value, "--set")
     _check_stage(config.values, "--set")
+
+
+def _check_known(key: str, config: DsConfig) -> None:
+    """Raise for a key outside every section that DeepSpeed reads: it would change nothing, and not be refused."""
+    section = key.partition(".")[0]
+    if section in KEYS or section in config.values:
+        return
+    near = get_close_matches(section, [*KEYS, *_WITHIN_ZERO], 1)
+    meant = f"zero_optimization.{near[0]}" if near and near[0] in _WITHIN_ZERO else near[0] if near else None
+    raise UsageError(
+        f"--set {key}: DeepSpeed reads no {section!r} there"
+        + (f"; {meant}?" if meant else "")
+        + " (a config file of your own may hold any key)"
+    )
 
 
 def scale(config: DsConfig, shape: Shape) -> None:
