@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from zeropeak.profile.simulate.workspace import constants
 from zeropeak.reports import open_run
+from zeropeak.reports.basis import fits
+from zeropeak.reports.findings import find_all
 
 if TYPE_CHECKING:
     from zeropeak.reports.run import Run
@@ -29,7 +33,7 @@ def predict(folder: Path, *words: str) -> tuple[int, str]:
 @pytest.fixture(scope="module")
 def predicted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("predict") / "run"
-    code, said = predict(folder, "stage3", "--model", "tiny", "--seq", "64", "--gpu-memory", "1GiB")
+    code, said = predict(folder, "stage3", "--model", "tiny", "--seq", "64", "--gpu-memory", "4GiB")
     assert code == 0, said
     return folder, said
 
@@ -42,11 +46,41 @@ def run(predicted: tuple[Path, str]) -> Run:
 def test_the_answer_says_that_it_is_predicted_and_whether_it_fits(predicted: tuple[Path, str]) -> None:
     folder, said = predicted
     assert "Predicted: Rank 0 peaks at" in said
-    assert "Fits 1.00 GiB" in said
+    assert "Fits 4.00 GiB" in said
     assert "not seconds" in said
     findings = json.loads((folder / "report" / "findings.json").read_text())
     assert (findings["basis"], findings["findings"][0]["verdict"]) == ("simulated", "predicted")
     assert json.loads((folder / "run.json").read_text())["basis"] == "simulated"
+
+
+@pytest.mark.parametrize(
+    ("spare_bytes", "said", "turn"),
+    [
+        (1 << 20, r"^Fits .* leaves 1\.00 MiB \(<1 %\)\. To use less: zero_optimization", ""),
+        (-1, r"^May fit .* is 1 B too much where all that is reserved is kept", "PYTORCH_CUDA_ALLOC_CONF=expandable"),
+        (-(1 << 30), r"^Does not fit .* too much\. Turn first: zero_optimization\.memory_efficient_linear true", ""),
+    ],
+)
+def test_whether_it_fits_counts_what_lies_outside_the_allocator(
+    predicted: tuple[Path, str], spare_bytes: int, said: str, turn: str
+) -> None:
+    run = open_run(predicted[0])
+    outside = [one for one in run.manifest["simulation"]["constants"] if not one["inside"]]
+    assert [one["name"] for one in outside] == ["CUDA context and kernels", "NCCL"]
+    needed = run.marks.reserved_bytes.max() + sum(one["size_bytes"] for one in outside)
+    manifest = cast("dict[str, Any]", run.manifest)
+    manifest["gpu_memory_bytes"] = int(needed) + spare_bytes
+    answer = fits(run, 0, find_all(run))
+    assert answer is not None
+    assert re.search(said, answer), answer
+    assert turn in answer
+    assert "767 MiB CUDA context and kernels and 1.31 GiB NCCL (as on an H200)" in answer
+    manifest["simulation"]["expandable_segments"] = True
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in (fits(run, 0, find_all(run)) or "")
+
+
+def test_one_rank_has_no_nccl() -> None:
+    assert [one.name for one in constants(1) if not one.inside] == ["CUDA context and kernels"]
 
 
 def test_released_weights_that_autograd_keeps_are_seen_with_their_holders(run: Run) -> None:

@@ -54,7 +54,7 @@ def by_script(by_config: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     config = json.loads((by_config / "run" / "raw" / "plan.json").read_text())["ds_config"]
     (folder / "ds_config.json").write_text(json.dumps(config))
     script = f"deepspeed --num_gpus 4 {SCRIPTS / 'plain_loop.py'} --config ds_config.json"
-    code, said = predict(folder, f"--gpu-memory 1GiB -- {script}")
+    code, said = predict(folder, f"--gpu-memory 4GiB -- {script}")
     assert code == 0, said
     return folder, said
 
@@ -84,7 +84,7 @@ def test_what_the_script_decided_is_in_the_manifest(by_script: tuple[Path, str])
 def test_the_answer_tells_what_the_script_read(by_script: tuple[Path, str]) -> None:
     folder, said = by_script
     assert "Predicted: Rank 0 peaks at" in said
-    assert "Fits 1.00 GiB" in said
+    assert "Fits 4.00 GiB" in said
     told = " ".join(manifest(folder)["simulation"]["assumptions"])
     assert "total += output.loss.item()) reads a number, and is told 1.0" in told
     assert "loss 1.000" in (folder / "run" / "raw" / "train.log").read_text()

@@ -53,14 +53,27 @@ def limits(run: Run) -> list[str]:
     """What a prediction assumes and leaves out, a sentence each."""
     about: dict[str, Any] = run.manifest.get("simulation") or {}
     said = [str(text) for text in about.get("assumptions") or []]
+    for inside, what in (
+        (True, "Counted as workspace by measured constants"),
+        (False, "Outside PyTorch's allocator and in no figure here, by measured constants"),
+    ):
+        parts = [f"{one['name']} {size(one['size_bytes'])} ({one.get('measured')})" for one in _constants(run, inside)]
+        if parts:
+            said.append(f"{what}: {'; '.join(parts)}.")
     left_out = [one for one in about.get("constants") or [] if isinstance(one, dict) and one.get("size_bytes") is None]
-    counted = [one for one in about.get("constants") or [] if isinstance(one, dict) and one.get("size_bytes")]
-    if counted:
-        parts = "; ".join(f"{one.get('name')} {size(one['size_bytes'])} ({one.get('measured')})" for one in counted)
-        said.append(f"Counted as workspace by measured constants: {parts}.")
-    if left_out:
+    if left_out:  # by a zeropeak that had not measured them
         said.append(f"Not counted, since not measured: {', '.join(str(one.get('name')) for one in left_out)}.")
     return said
+
+
+def _constants(run: Run, inside: bool) -> list[dict[str, Any]]:
+    """Constants with a size that are part of PyTorch's memory, or that are not."""
+    about: dict[str, Any] = run.manifest.get("simulation") or {}
+    return [
+        one
+        for one in about.get("constants") or []
+        if isinstance(one, dict) and isinstance(one.get("size_bytes"), int) and bool(one.get("inside")) is inside
+    ]
 
 
 def fits(run: Run, worst: int, findings: Iterable[Finding]) -> str | None:
@@ -71,31 +84,34 @@ def fits(run: Run, worst: int, findings: Iterable[Finding]) -> str | None:
         return None
     peak = story.peak.highest_bytes
     marks = [mark["reserved_bytes"] for mark in story.marks if mark["reserved_bytes"] is not None]
-    reserved = max([*marks, story.peak.reserved_bytes or 0], default=0)
-    what = f"{size(peak)} allocated" + (f", {size(reserved)} reserved," if reserved else "")
-    rest = "the CUDA context and NCCL" if reserved else "the allocator's cache, the CUDA context and NCCL"
-    if reserved and peak <= memory < reserved:
+    reserved = max([peak, *marks, story.peak.reserved_bytes or 0])
+    outside = _constants(run, False)
+    beside = sum(one["size_bytes"] for one in outside)
+    names = " and ".join(f"{size(one['size_bytes'])} {one['name']}" for one in outside)
+    rest = f", with {names} (as on an H200)," if outside else ", before the CUDA context and NCCL,"
+    what = f"the predicted peak of {size(peak)} allocated, {size(reserved)} reserved{rest}"
+    turn = _first_turn(run, worst, findings, memory - beside)
+    if peak + beside > memory:
+        return f"Does not fit {size(memory)}: {what} is {size(peak + beside - memory)} too much. Turn first: {turn}"
+    if reserved + beside > memory:
         return (
-            f"May fit {size(memory)}: the predicted peak is {size(peak)} allocated, but the allocator would reserve "
-            f"{size(reserved)} where it can: here it has to free its cache and retry, and fragments may leave no "
-            f"room. Turn first: {_first_turn(run, worst, findings)}"
+            f"May fit {size(memory)}: {what} is {size(reserved + beside - memory)} too much where all that is reserved "
+            "is kept; the allocator then frees its cache and retries, and fragments may leave no room. "
+            f"Turn first: {_against_fragments(run)}{turn}"
         )
-    left = memory - max(peak, reserved or 0)
-    if left >= 0:
-        return (
-            f"Fits {size(memory)}: the predicted peak of {what} leaves {size(left)} ({percent(left, memory)}) for "
-            f"{rest}, which are not predicted. To use less: {_first_turn(run, worst, findings)}"
-        )
-    return (
-        f"Does not fit {size(memory)}: the predicted peak of {what} is {size(-left)} too much, before {rest}. "
-        f"Turn first: {_first_turn(run, worst, findings)}"
-    )
+    left = memory - reserved - beside
+    return f"Fits {size(memory)}: {what} leaves {size(left)} ({percent(left, memory)}). To use less: {turn}"
 
 
-def _first_turn(run: Run, worst: int, findings: Iterable[Finding]) -> str:
-    """The finding's knob that makes the run fit, else the one that saves most; without any, the largest part's."""
+def _against_fragments(run: Run) -> str:
+    if (run.manifest.get("simulation") or {}).get("expandable_segments"):
+        return ""
+    return "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, also here, to see what is reserved then; and "
+
+
+def _first_turn(run: Run, worst: int, findings: Iterable[Finding], memory: int) -> str:
+    """The finding's knob that makes the peak fit ``memory``, else the one that saves most; else the largest part's."""
     turns: list[tuple[bool, int, str]] = []
-    memory = int(run.manifest["gpu_memory_bytes"])
     for finding in findings:
         for point in finding.expected:
             if finding.knob and point.at == "peak" and finding.rank == worst:

@@ -41,6 +41,7 @@ class Answer:
 ASSUMPTIONS: Final = (
     "Assumed: no gradient overflows (a step that does makes no optimizer states).",
     "Assumed: the other ranks do what rank 0 does.",
+    "Assumed: a Hopper GPU (H100, H200), for which cuBLAS takes 32 MiB a thread; PyTorch gives it less on most others.",
 )
 """What every prediction takes for granted, a sentence each."""
 

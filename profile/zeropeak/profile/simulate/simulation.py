@@ -24,7 +24,7 @@ from zeropeak.profile.simulate.patches import Patches, deepspeed_patches, torch_
 from zeropeak.profile.simulate.slices import slice_patches
 from zeropeak.profile.simulate.streams import Streams
 from zeropeak.profile.simulate.tracker import Tracker
-from zeropeak.profile.simulate.workspace import CONSTANTS, Workspaces
+from zeropeak.profile.simulate.workspace import Workspaces, constants
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,8 @@ class Simulation:
         folder = run_dir / "raw" / "rank-0"
         folder.mkdir(parents=True, exist_ok=True)
         self.allocations = Allocations(folder)
-        self.ledger = Ledger(clock, self.allocations.append, NAME, Allocator(read_environment(os.environ)))
+        self._settings = read_environment(os.environ)
+        self.ledger = Ledger(clock, self.allocations.append, NAME, Allocator(self._settings))
         self.streams = Streams(self.ledger)
         self.session = Session(
             run_dir,
@@ -117,7 +118,8 @@ class Simulation:
         host = self.ledger.total("cpu")
         return {
             "assumptions": self._assumptions(),
-            "constants": [asdict(constant) for constant in CONSTANTS],
+            "constants": [asdict(constant) for constant in constants(self._world_size)],
+            "expandable_segments": self._settings.expandable_segments,
             "patches": self._patches.reasons() if self._patches else [],
             "host_max_bytes": host.max,
             "pinned_max_bytes": self.ledger.pinned.max,
