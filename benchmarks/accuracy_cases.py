@@ -44,6 +44,23 @@ LLAMA: Final = {
 }
 """A shape with grouped-query attention, a gated MLP and a large vocabulary."""
 
+MIXTRAL: Final = {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "hidden_size": 1024,
+    "intermediate_size": 3584,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
+"""Experts: which tokens go where depends on values, how much memory does not."""
+
+MODELS: Final = {"llama": LLAMA, "mixtral": MIXTRAL}
+
 _SEED: Final = {"model": "6.9b", "seq": 1200, "lora_rank": 128, "dtype": "fp16"}
 _OFFLOAD: Final = ("zero_optimization.offload_optimizer.device=cpu", "zero_force_ds_cpu_optimizer=false")
 
@@ -63,6 +80,8 @@ CASES: Final[dict[str, dict[str, Any]]] = {
     "full-410m-stage3": {"config": "stage3", "model": "410m", "lora": "none"},
     "full-1.4b-stage3": {"config": "stage3-efficient", "model": "1.4b", "lora": "none"},
     "llama-peft-stage3": {"config": "stage3-efficient", "model": "llama", "lora": "peft", "lora_rank": 16},
+    "mixtral-stage3": {"config": "stage3", "model": "mixtral", "lora": "none", "dtype": "bf16", "attention": "sdpa"},
+    "mixtral-fp16-stage2": {"config": "stage2", "model": "mixtral", "lora": "none", "dtype": "fp16"},
     "checkpointing-stage3": {"config": "stage3", **_SEED, "gradient_checkpointing": True},
     "sdpa-stage3": {"config": "stage3", **_SEED, "attention": "sdpa"},
     "full-1.4b-stage1": {
@@ -102,10 +121,10 @@ SIDE_BY_SIDE: Final = 4
 def options_of(case: str, folder: Path) -> Options:
     """Options of a case; a model given as a shape is written into ``folder`` first."""
     given = {"ranks": 4, "steps": 3, "seq": 1200, **CASES[case]}
-    if given["model"] == "llama":
-        (folder / "llama").mkdir(exist_ok=True)
-        (folder / "llama" / "config.json").write_text(json.dumps(LLAMA))
-        given["model"] = str(folder / "llama")
+    if (name := given["model"]) in MODELS:
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(MODELS[name]))
+        given["model"] = str(folder / name)
     return Options(fake=True, **given)
 
 

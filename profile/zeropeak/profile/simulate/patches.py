@@ -96,6 +96,7 @@ def torch_patches(ledger: Ledger) -> list[Patch]:
             "optimizers take their multi-tensor path for CUDA parameters of known types; it allocates otherwise than "
             "one tensor at a time",
         ),
+        *_grouped_products(),
         Patch(
             torch.UntypedStorage,
             "resize_",
@@ -103,6 +104,30 @@ def torch_patches(ledger: Ledger) -> list[Patch]:
             "resizing a storage is no operation that a dispatch mode sees",
         ),
     ]
+
+
+def _grouped_products() -> list[Patch]:
+    owner, name = import_module("torch._meta_registrations"), "_meta_grouped_mm_common"
+    original = getattr(owner, name, None)
+    if original is None:
+        return []
+
+    def of_any_type(mat_a: Any, mat_b: Any, scale_a: Any, scale_b: Any, *args: Any, **kwargs: Any) -> Any:
+        dtype = kwargs.get("out_dtype") or mat_a.dtype
+        if (
+            scale_a is not None
+            or not mat_a.dtype is mat_b.dtype is dtype
+            or dtype not in (torch.float16, torch.float32)
+        ):
+            return original(mat_a, mat_b, scale_a, scale_b, *args, **kwargs)
+        pair = [
+            torch.empty_strided(one.shape, one.stride(), dtype=torch.bfloat16, device="meta") for one in (mat_a, mat_b)
+        ]
+        made = original(*pair, scale_a, scale_b, *args, **{**kwargs, "out_dtype": None})
+        return torch.empty_strided(made.shape, made.stride(), dtype=dtype, device="meta")
+
+    why = "experts' products of other types than bfloat16 run on CUDA, product by product, and fail on fake tensors"
+    return [Patch(owner, name, of_any_type, why)]
 
 
 def deepspeed_patches() -> list[Patch]:
