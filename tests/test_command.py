@@ -81,6 +81,8 @@ def test_ranks_are_the_users_else_the_launchers_else_four() -> None:
     assert plan_script(plain, ranks=None, steps=3, gpu_memory_bytes=None).world_size == 4
     with pytest.raises(UsageError, match="--ranks 0"):
         plan_script(plain, ranks=0, steps=3, gpu_memory_bytes=None)
+    with pytest.raises(UsageError, match="--ranks 70000: at most 16,384 can be predicted"):
+        plan_script(plain, ranks=70_000, steps=3, gpu_memory_bytes=None)
 
 
 def test_a_plan_survives_its_file(folder: Path) -> None:

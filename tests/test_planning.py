@@ -154,3 +154,9 @@ def test_a_batch_size_that_is_set_is_kept(setting: str, name: str, value: int) -
 def test_settings_that_would_be_guessed_at_are_refused(settings: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         make_plan(Options("stage3", settings=settings), "torch", [])
+
+
+def test_more_ranks_than_can_be_predicted_are_refused_and_may_be_captured() -> None:
+    with pytest.raises(UsageError, match="--ranks 1000000: at most 16,384 can be predicted"):
+        make_plan(Options("stage3", ranks=1_000_000), "predict", [], simulated=True)
+    assert make_plan(Options("stage3", ranks=1_000_000, fake=True), "nsys", []).world_size == 1_000_000

@@ -209,3 +209,37 @@ def test_an_older_transformers_needs_no_patch(monkeypatch: pytest.MonkeyPatch) -
     assert [patch.name for patch in transformers_patches()] == ["is_tracing"]
     monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
     assert transformers_patches() == []
+
+
+BRANCHING = """
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+class Config(GPTNeoXConfig):
+    model_type = "branching"
+
+class Model(GPTNeoXForCausalLM):
+    config_class = Config
+
+    def forward(self, input_ids=None, **rest):
+        if input_ids.float().std() > 3:
+            input_ids = input_ids[:, :8]
+        return super().forward(input_ids=input_ids, **rest)
+"""
+
+
+def test_a_model_that_branches_on_data_is_refused_with_its_line(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    described = {
+        "model_type": "branching",
+        "auto_map": {"AutoConfig": "branching.Config", "AutoModelForCausalLM": "branching.Model"},
+        **{"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512},
+        **{"intermediate_size": 128, "max_position_embeddings": 128},
+    }
+    (model / "config.json").write_text(json.dumps(described))
+    (model / "branching.py").write_text(BRANCHING)
+    options = ("--lora", "none", "--seq", "16", "--trust-remote-code")
+    code, said = predict(tmp_path / "run", "stage3", "--model", str(model), *options)
+    assert code == 1, said
+    assert "branching.py:11 (if input_ids.float().std() > 3:)" in said
+    assert "asks for the value of a tensor, and a prediction computes none" in said

@@ -13,6 +13,18 @@ LORAS: Final = ("dschat", "peft", "none")
 ATTENTIONS: Final = ("eager", "sdpa")
 DTYPES: Final = ("auto", "fp16", "bf16", "fp32")
 
+MOST_PREDICTED_RANKS: Final = 1 << 14
+"""DeepSpeed cuts gradients into a piece for each rank, one by one: beyond, a step takes many minutes."""
+
+
+def check_predicted_ranks(ranks: int) -> None:
+    """Raise UsageError for more ranks than can be predicted."""
+    if ranks > MOST_PREDICTED_RANKS:
+        raise UsageError(
+            f"--ranks {ranks}: at most {MOST_PREDICTED_RANKS:,} can be predicted, since DeepSpeed cuts every gradient "
+            "into a piece for each of them"
+        )
+
 
 @dataclass(frozen=True)
 class Options:

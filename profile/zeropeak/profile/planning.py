@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from zeropeak.profile import ds_config
 from zeropeak.profile.errors import UsageError
-from zeropeak.profile.options import Options, Plan
+from zeropeak.profile.options import Options, Plan, check_predicted_ranks
 from zeropeak.profile.presets import PRESETS, SEED, choose, read_shape
 from zeropeak.profile.text import read_bytes
 
@@ -44,6 +44,8 @@ def make_plan(options: Options, tool: str, gpus: Sequence[Gpu], *, simulated: bo
         UsageError: an option or the config is wrong.
     """
     options.check()
+    if simulated:
+        check_predicted_ranks(options.ranks)
     read_bytes(options.data)  # whatever is wrong with it is said before any rank starts
     config = ds_config.load(options.config)
     # What the config says once --set has had its way: read here, applied below, after what is scaled.

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from zeropeak.profile.errors import UsageError
+from zeropeak.profile.options import check_predicted_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,6 +93,7 @@ def plan_script(command: Command, *, ranks: int | None, steps: int, gpu_memory_b
     for name, value in (("ranks", world), ("steps", steps)):
         if not 1 <= value < _MOST:
             raise UsageError(f"--{name} {value}: must be at least 1 and below {_MOST}")
+    check_predicted_ranks(world)
     return ScriptPlan(
         target=command.target,
         is_module=command.is_module,
