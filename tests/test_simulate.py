@@ -243,3 +243,13 @@ def test_a_model_that_branches_on_data_is_refused_with_its_line(tmp_path: Path) 
     assert code == 1, said
     assert "branching.py:11 (if input_ids.float().std() > 3:)" in said
     assert "asks for the value of a tensor, and a prediction computes none" in said
+
+
+def test_autocast_by_the_config_is_said_not_to_be_predicted(tmp_path: Path) -> None:
+    config = {"zero_optimization": {"stage": 2}, "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+    (tmp_path / "cast.json").write_text(json.dumps(config))
+    options = ("--model", "tiny", "--seq", "16", "--steps", "1", "--lora", "none")
+    code, said = predict(tmp_path / "run", str(tmp_path / "cast.json"), *options)
+    assert code == 0, said
+    told = json.loads((tmp_path / "run" / "run.json").read_text())["simulation"]["assumptions"]
+    assert any("torch_autocast" in one and "casts by autocast, which is not predicted" in one for one in told), told

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from zeropeak.reports import open_run
+from zeropeak.reports import document, open_run
 
 if TYPE_CHECKING:
     from zeropeak.reports.run import Run
@@ -75,10 +75,15 @@ def test_what_the_script_decided_is_in_the_manifest(by_script: tuple[Path, str])
     assert (about["basis"], about["status"], about["world_size"]) == ("simulated", "complete", 4)
     assert (about["seq"], about["micro_batch"], about["grad_accum"], about["steps"]) == (64, 1, 1, 3)
     assert about["ds_config"]["zero_optimization"]["stage"] == 3
+    assert about["script"].endswith("plain_loop.py")
     model = about["model"]
     assert (model["layers"], model["hidden"], model["vocab"], model["lora"]) == (8, 256, 1024, "none")
     assert (model["class"], model["dtype"], model["attention"]) == ("GPTNeoXForCausalLM", "fp16", "eager")
     assert model["parameters"] == model["trainable_parameters"] > 6_000_000
+
+
+def test_the_report_says_which_script_and_which_model(runs: tuple[Run, Run]) -> None:
+    assert "script plain_loop.py, GPTNeoXForCausalLM, rank 0 of 4 on a simulated GPU" in document._what_ran(runs[1])
 
 
 def test_the_answer_tells_what_the_script_read(by_script: tuple[Path, str]) -> None:
@@ -95,7 +100,7 @@ def test_a_network_of_ones_own_with_lengths_from_its_data(tmp_path: Path) -> Non
     assert code == 0, said
     about = manifest(tmp_path)
     assert (about["micro_batch"], about["grad_accum"], about["steps"]) == (4, 2, 2)
-    assert about["model"]["preset"] == "Network"
+    assert about["model"]["class"] == "Network"
     assert set(open_run(tmp_path / "run").marks.step) == {-1, 0, 1}
     assert not (tmp_path / "never_written.pt").exists()
 

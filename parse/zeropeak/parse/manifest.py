@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _RUN: Final = {
     "schema": COUNT, "world_size": COUNT, "steps": COUNT, "seq": COUNT, "micro_batch": COUNT, "grad_accum": COUNT,
     "created_unix_ns": COUNT, "gpu_memory_bytes": COUNT, "fake_world": FLAG,
-    **dict.fromkeys(("name", "tool", "status", "basis", "config_name", "backend", "device"), TEXT),
+    **dict.fromkeys(("name", "tool", "status", "basis", "config_name", "script", "backend", "device"), TEXT),
     "command": a_list(TEXT), "versions": an_object(TEXT), "notes": a_list(TEXT),
     "model": an_object(
         **dict.fromkeys(("preset", "class", "attention", "dtype"), TEXT),

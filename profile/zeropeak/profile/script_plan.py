@@ -52,6 +52,7 @@ class ScriptPlan:
             "tool": self.tool,
             "basis": "simulated",
             "config_name": self.config_name,
+            "script": self.target,
             "world_size": self.world_size,
             "fake_world": True,
             "backend": self.backend,

@@ -77,10 +77,11 @@ def _plan(before: Run) -> Plan:
     """
     from zeropeak.profile.reuse import read_plan
 
-    plan = read_plan(before.path)
-    if plan is not None and before.basis == "measured":
+    measured = before.basis == "measured"
+    plan = read_plan(before.path) if measured else None
+    if plan is not None:
         return plan
-    why = "was simulated, so there is no measurement to compare with" if plan is not None else (
+    why = "was simulated, so there is no measurement to compare with" if not measured else (
         "no raw/plan.json (zeropeak did not capture it, or its raw files are not here), so it cannot be run again"
     )  # fmt: skip
     raise ZeropeakError(

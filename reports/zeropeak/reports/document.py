@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.backends.backend_pdf import PdfPages
@@ -92,13 +93,20 @@ def _what_ran(run: Run) -> str:
     model = manifest.get("model") or {}
     parts = [
         f"Run {run.name}",
-        f"config {manifest['config_name']}" if manifest.get("config_name") else "",
-        f"{model['preset']} {model.get('class') or ''}".strip() if model.get("preset") else "",
+        _what_for(manifest),
+        " ".join(model[key] for key in ("preset", "class") if model.get(key)),
         _ranks(manifest) or (count(len(run.rank_ids), "rank") if of_files(run) else ""),
         count(manifest["steps"], "step") if manifest.get("steps") else "",
         _how(run),
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _what_for(manifest: Mapping[str, Any]) -> str:
+    """The user's script, else the config."""
+    if manifest.get("script"):
+        return f"script {PurePath(manifest['script']).name}"
+    return f"config {manifest['config_name']}" if manifest.get("config_name") else ""
 
 
 def _how(run: Run) -> str:

@@ -12,11 +12,14 @@ import torch._dynamo  # compares signatures of what is patched below, so it must
 from torch._subclasses.fake_tensor import FakeTensor
 
 from zeropeak.profile.errors import ZeropeakError
+from zeropeak.profile.simulate.answers import where_own
+from zeropeak.profile.simulate.device import TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from zeropeak.profile.simulate.ledger import Ledger
+    from zeropeak.profile.simulate.readings import Readings
     from zeropeak.profile.simulate.streams import SimulatedStream
 
 _ABSENT: Final = object()
@@ -65,14 +68,19 @@ class Patches:
         return [f"{_name(patch.owner)}.{patch.name}: {patch.why}" for patch in self._patches]
 
 
-def torch_patches(ledger: Ledger) -> list[Patch]:
-    """Patches of PyTorch."""
+def torch_patches(ledger: Ledger, readings: Readings) -> list[Patch]:
+    """Patches of PyTorch.
+
+    Args:
+        ledger: takes resized storages and uses on streams.
+        readings: takes what is not predicted.
+    """
     return [
         Patch(
             torch.Tensor,
             "_make_subclass",
             staticmethod(_with_cuda_keys),
-            "fake tensors of every device carry CUDA's dispatch keys: autograd and autocast treat them as CUDA's, "
+            "fake tensors of every device carry CUDA's dispatch keys: autograd treats them as CUDA's, "
             "and .data can move a parameter between devices",
         ),
         Patch(
@@ -98,12 +106,27 @@ def torch_patches(ledger: Ledger) -> list[Patch]:
         ),
         *_grouped_products(),
         Patch(
+            torch.autocast,
+            "__enter__",
+            _casting(torch.autocast.__enter__, readings),
+            "autocast casts tensors that CUDA has, which is not predicted: the report says so",
+        ),
+        Patch(
             torch.UntypedStorage,
             "resize_",
             _resizing(ledger),
             "resizing a storage is no operation that a dispatch mode sees",
         ),
     ]
+
+
+def _casting(original: Any, readings: Readings) -> Any:
+    def __enter__(context: Any) -> Any:
+        if context._enabled and context.device in ("cuda", TYPE):
+            readings.tell(where_own(), "casts by autocast, which is not predicted: tensors keep their own types here")
+        return original(context)
+
+    return __enter__
 
 
 def _grouped_products() -> list[Patch]:

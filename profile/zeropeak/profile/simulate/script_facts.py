@@ -46,7 +46,7 @@ def _model(engine: Any) -> dict[str, Any]:
 
     model = engine.module
     config: Any = getattr(model, "config", None)
-    described: dict[str, Any] = {"preset": type(model).__name__}
+    described: dict[str, Any] = {}
     if hasattr(config, "to_dict"):
         described |= shape_of(config.to_dict())
         described["attention"] = getattr(config, "_attn_implementation", None)

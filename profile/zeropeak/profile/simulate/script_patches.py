@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 
 from zeropeak.profile.places import is_own
 from zeropeak.profile.simulate.answers import needed, where_own
-from zeropeak.profile.simulate.device import TYPE
 from zeropeak.profile.simulate.patches import Patch
 
 if TYPE_CHECKING:
@@ -34,12 +33,6 @@ def script_patches(readings: Readings, values: Values, world_size: int) -> list[
         *_safetensors_patches(),
         Patch(torch, "compile", _not_compiled(readings), "compiling needs data and a GPU"),
         Patch(torch.nn.Module, "compile", _nothing, "compiling needs data and a GPU"),
-        Patch(
-            torch.autocast,
-            "__enter__",
-            _casting(torch.autocast.__enter__, readings),
-            "autocast casts tensors that CUDA has, which is not predicted: the report says so",
-        ),
         Patch(FakeTensor, "__format__", _formatted, "a loss is printed as the number that it is told to be"),
         *(
             Patch(FakeTensor, name, _as_array(values, readings), "numpy gets what is known, and 1.0 for other numbers")
@@ -134,15 +127,6 @@ def _not_compiled(readings: Readings) -> Any:
         return (lambda function: function) if model is None else model
 
     return as_it_is
-
-
-def _casting(original: Any, readings: Readings) -> Any:
-    def __enter__(context: Any) -> Any:
-        if context._enabled and context.device in ("cuda", TYPE):
-            readings.tell(where_own(), "casts by autocast, which is not predicted: tensors keep their own types here")
-        return original(context)
-
-    return __enter__
 
 
 def _formatted(tensor: FakeTensor, wanted: str) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from zeropeak.profile.simulate.answers import ASSUMPTIONS
 from zeropeak.profile.simulate.cuda import cuda_patches
 from zeropeak.profile.simulate.pretrained import pretrained_patches
-from zeropeak.profile.simulate.readings import Readings
 from zeropeak.profile.simulate.script_patches import script_patches
 from zeropeak.profile.simulate.script_tracker import ScriptTracker
 from zeropeak.profile.simulate.simulation import Simulation
@@ -32,7 +31,6 @@ class ScriptSimulation(Simulation):
 
     def __init__(self, run_dir: Path, plan: ScriptPlan) -> None:
         super().__init__(run_dir, world_size=plan.world_size, total_bytes=plan.gpu_memory_bytes)
-        self.readings = Readings()
         self._values = Values()
         self._local_world_size = plan.local_world_size
 

@@ -21,6 +21,7 @@ from zeropeak.profile.simulate.kernels import Kernels
 from zeropeak.profile.simulate.ledger import Ledger
 from zeropeak.profile.simulate.order import Order
 from zeropeak.profile.simulate.patches import Patches, deepspeed_patches, torch_patches, transformers_patches
+from zeropeak.profile.simulate.readings import Readings
 from zeropeak.profile.simulate.slices import slice_patches
 from zeropeak.profile.simulate.streams import Streams
 from zeropeak.profile.simulate.tracker import Tracker
@@ -48,6 +49,7 @@ class Simulation:
 
     def __init__(self, run_dir: Path, *, world_size: int, total_bytes: int | None) -> None:
         self.device = register()
+        self.readings = Readings()
         self._world_size = world_size
         self._total_bytes = total_bytes
         clock = Order()
@@ -89,7 +91,12 @@ class Simulation:
         )
         self._stack.callback(torch.distributed.destroy_process_group)
         deepspeed.init_distributed(dist_backend="fake", dist_init_required=False)
-        ours = torch_patches(self.ledger), slice_patches(FakeTensor), deepspeed_patches(), transformers_patches()
+        ours = (
+            torch_patches(self.ledger, self.readings),
+            slice_patches(FakeTensor),
+            deepspeed_patches(),
+            transformers_patches(),
+        )
         self._patches = enter(Patches([patch for some in (*ours, self._more_patches(accelerator)) for patch in some]))
         enter(Kernels())
         enter(torch.autograd.set_multithreading_enabled(False))
@@ -108,7 +115,7 @@ class Simulation:
         return []
 
     def _assumptions(self) -> list[str]:
-        return [*ASSUMPTIONS, NO_PADDING]
+        return [*ASSUMPTIONS, NO_PADDING, *self.readings.sentences()]
 
     def __exit__(self, *problem: Any) -> None:
         self._stack.close()
