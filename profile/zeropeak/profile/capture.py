@@ -261,7 +261,7 @@ def _verdict(raw: Path, plan: Plan | ScriptPlan, code: int, reason: str | None) 
         return Status.FAILED, _failure(None, "signal", f"the launcher was killed by signal {-exit_code}", exit_code)
     if exit_code < 0:
         return Status.FAILED, _failure(culprit, "signal", f"killed by signal {-exit_code}", exit_code)
-    return Status.FAILED, _failure(culprit, "exception", error or _last_error(printed) or "no message", exit_code)
+    return Status.FAILED, _failure(culprit, "exception", error or _last_error(printed) or _silent(exit_code), exit_code)
 
 
 def _failure(rank: int | None, kind: str, message: str | None, code: int) -> dict[str, Any]:
@@ -288,9 +288,13 @@ def _last_error(printed: str) -> str | None:
     named = [
         line.strip()
         for line in printed.splitlines()
-        if re.search(r"^(\w+\.)*\w*(Error|Exception)\b|^zeropeak: ", line.strip())
+        if re.search(r"^(\w+\.)*\w*(Error|Exception)\b|^zeropeak: (?!step |the script )", line.strip())
     ]
     return named[-1] if named else None
+
+
+def _silent(exit_code: int) -> str:
+    return f"it ended with exit status {exit_code} and no message, without closing its capture"
 
 
 def _built(raw: Path, planned: dict[str, Any]) -> dict[str, Any]:

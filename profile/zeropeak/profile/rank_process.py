@@ -75,7 +75,8 @@ class Ending:
 def end_with(main: Callable[[Path], int]) -> NoReturn:
     """Run a rank's ``main`` on the folder that the command line names, and exit as it says."""
     try:
-        sys.exit(main(Path(sys.argv[1])))
+        # What is trained may change the current folder.
+        sys.exit(main(Path(sys.argv[1]).resolve()))
     except ZeropeakError as problem:
         warn(str(problem))
         sys.exit(problem.exit_code)
