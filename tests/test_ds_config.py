@@ -119,9 +119,12 @@ def test_a_key_of_which_deepspeed_would_take_no_notice_is_refused(setting: str, 
     assert said in str(refused.value)
 
 
-def test_a_key_that_the_users_own_config_has_may_be_set(tmp_path: Path) -> None:
+def test_a_key_that_the_users_own_config_has_is_warned_about_and_may_be_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "own.json").write_text('{"zero_optimization": {"stage": 2}, "of_tomorrow": {"a": 1}}')
     config = ds_config.load(str(tmp_path / "own.json"))
+    assert "own.json: DeepSpeed reads no 'of_tomorrow' there\n" in capsys.readouterr().err
     ds_config.apply_settings(config, ("of_tomorrow.a=2",))
     assert config.get("of_tomorrow.a") == 2
 

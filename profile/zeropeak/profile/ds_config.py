@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from zeropeak.profile.errors import UsageError
+from zeropeak.profile.guard import warn
 from zeropeak.profile.presets import SEED, Shape
 
 SHIPPED: Final = Path(__file__).parent / "configs"
@@ -108,6 +109,9 @@ def load(config: str) -> DsConfig:
     if not isinstance(values, dict):
         raise UsageError(f"{config}: a DeepSpeed config is a JSON object, this is a {type(values).__name__}")
     _check_stage(values, config)
+    for key in values:
+        if key not in KEYS and not key.startswith("_"):
+            warn(f"{config}: {_unread(key)}")
     return DsConfig(config if shipped else path.stem, shipped, values)
 
 
@@ -146,13 +150,15 @@ def _check_known(key: str, config: DsConfig) -> None:
     section = key.partition(".")[0]
     if section in KEYS or section in config.values:
         return
-    near = get_close_matches(section, [*KEYS, *_WITHIN_ZERO], 1)
-    meant = f"zero_optimization.{near[0]}" if near and near[0] in _WITHIN_ZERO else near[0] if near else None
-    raise UsageError(
-        f"--set {key}: DeepSpeed reads no {section!r} there"
-        + (f"; {meant}?" if meant else "")
-        + " (a config file of your own may hold any key)"
-    )
+    raise UsageError(f"--set {key}: {_unread(section)} (a config file of your own may hold any key)")
+
+
+def _unread(key: str) -> str:
+    """What is said of a key at the top of a config that DeepSpeed does not read."""
+    near = get_close_matches(key, [*KEYS, *_WITHIN_ZERO], 1)
+    if not near:
+        return f"DeepSpeed reads no {key!r} there"
+    return f"DeepSpeed reads no {key!r} there; {'zero_optimization.' if near[0] in _WITHIN_ZERO else ''}{near[0]}?"
 
 
 def scale(config: DsConfig, shape: Shape) -> None:
