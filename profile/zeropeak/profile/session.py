@@ -81,6 +81,7 @@ class Session:
         self._handles: list[Any] = []
         self._holder_step = holder_step
         self._phase: OpenEvent | None = None
+        self._backwards = 0
         self._written: str | None = None
         self._info: dict[str, Any] = {
             "rank": rank,
@@ -158,12 +159,16 @@ class Session:
     # Phases of the engine
 
     def _forward_begins(self, engine: Any, *inputs: Any, **named: Any) -> None:
+        from torch import is_grad_enabled
+
         position = self.recorder.position
-        position.move(
-            step=int(engine.global_steps),
-            micro_step=int(engine.micro_steps) % max(1, int(engine.gradient_accumulation_steps())),
-        )
-        training = bool(engine.module.training)
+        step = int(engine.global_steps)
+        # Counted here: the engine counts its own step(), which Hugging Face's Trainer calls once for several backwards.
+        if step != position.step:
+            self._backwards = 0
+        position.move(step=step, micro_step=self._backwards)
+        # A model that nobody told to train() is trained all the same where gradients are asked for.
+        training = bool(engine.module.training) or is_grad_enabled()
         self._phase_begins(Phase.FORWARD if training else Phase.EVAL)
         # Under a name of its own: an odd batch must not end the recording of phases.
         self.guard.call("inputs", self._register_inputs, inputs, named)
@@ -194,6 +199,7 @@ class Session:
         self.observers.end_modules()
         if result is not RAISED:
             self._mark("backward")
+            self._backwards += 1
         self._phase_ended()
 
     def _step_begins(self, *_: Any, **__: Any) -> None:
