@@ -32,7 +32,7 @@ def script_patches(readings: Readings, values: Values, world_size: int) -> list[
         Patch(torch, "save", _nothing, "there are no values to write"),
         *_safetensors_patches(),
         Patch(torch, "compile", _not_compiled(readings), "compiling needs data and a GPU"),
-        Patch(torch.nn.Module, "compile", _nothing, "compiling needs data and a GPU"),
+        Patch(torch.nn.Module, "compile", _not_compiled(readings), "compiling needs data and a GPU"),
         Patch(FakeTensor, "__format__", _formatted, "a loss is printed as the number that it is told to be"),
         *(
             Patch(FakeTensor, name, _as_array(values, readings), "numpy gets what is known, and 1.0 for other numbers")
