@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from zeropeak.parse.blocks import ALIVE, BEFORE
+from zeropeak.parse.compact import ROWS
 from zeropeak.parse.lookup import ints
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from zeropeak.parse.curve import Curve
     from zeropeak.parse.memory import Memory
     from zeropeak.parse.parts import Parts
@@ -26,37 +26,46 @@ if TYPE_CHECKING:
 
 
 class Lives:
-    """What blocks sum to at any moment, by their own births and ends.
+    """What blocks sum to at some moments, by their own births and ends.
 
     Args:
         blocks: rows of memory_blocks of one allocator.
+        times: the moments, ns; of those there are few, of blocks maybe millions, so blocks are gone through in pieces.
     """
 
-    def __init__(self, blocks: pa.Table) -> None:
-        self.size_bytes = ints(blocks["size_bytes"])
-        self.born_ns = ints(blocks["born_ns"], BEFORE)
-        self.end_ns = ints(blocks["free_requested_ns"], ALIVE)
-        self._births = _summed(self.born_ns, self.size_bytes)
-        self._ends = _summed(self.end_ns, self.size_bytes)
-
-    @property
-    def before_bytes(self) -> int:
+    def __init__(self, blocks: pa.Table, times: Ints) -> None:
+        self._blocks = blocks.select(["size_bytes", "born_ns", "free_requested_ns"])
+        self._times = np.unique(times)
+        # Bytes born, and ended, before each moment and up to it.
+        births, ends = np.zeros((2, len(self._times) + 1), np.int64), np.zeros((2, len(self._times) + 1), np.int64)
+        self.before_bytes = 0
         """Bytes from before the known history."""
-        return int(self.size_bytes[self.born_ns == BEFORE].sum())
+        for begin in range(0, blocks.num_rows, ROWS):
+            size, born, end = self._lives(self._blocks.slice(begin, ROWS))
+            self.before_bytes += int(size[born == BEFORE].sum())
+            for sums, at in ((births, born), (ends, end)):
+                np.add.at(sums[0], np.searchsorted(self._times, at, "right"), size)
+                np.add.at(sums[1], np.searchsorted(self._times, at, "left"), size)
+        self._births, self._ends = births.cumsum(axis=1), ends.cumsum(axis=1)
 
     def between(self, ts: int) -> tuple[int, int]:
         """Lowest and highest sum at a moment; they differ where blocks are born or end at that very moment."""
-        (births, born), (ends, gone) = self._births, self._ends
-        low = born[np.searchsorted(births, ts, "left")] - gone[np.searchsorted(ends, ts, "right")]
-        high = born[np.searchsorted(births, ts, "right")] - gone[np.searchsorted(ends, ts, "left")]
-        return int(low), int(high)
+        place = int(np.searchsorted(self._times, ts))
+        (born, born_with), (gone, gone_with) = self._births[:, place], self._ends[:, place]
+        return int(born - gone_with), int(born_with - gone)
 
     def holds(self, rows: Ints, ts: int) -> bool:
         """Whether blocks are listed once each, live at a moment, and are all that do."""
         low, high = self.between(ts)
-        alive = (self.born_ns[rows] <= ts) & (self.end_ns[rows] >= ts)
+        size, born, end = self._lives(self._blocks.take(pa.array(rows)))
+        alive = (born <= ts) & (end >= ts)
         once = len(np.unique(rows)) == len(rows)
-        return bool(once and alive.all() and low <= int(self.size_bytes[rows].sum()) <= high)
+        return bool(once and alive.all() and low <= int(size.sum()) <= high)
+
+    @staticmethod
+    def _lives(blocks: pa.Table) -> tuple[Ints, Ints, Ints]:
+        """Size, birth and end."""
+        return ints(blocks["size_bytes"]), ints(blocks["born_ns"], BEFORE), ints(blocks["free_requested_ns"], ALIVE)
 
 
 def check_lives(parts: Parts, memory: Memory, stats: StatsScope) -> None:
@@ -72,10 +81,11 @@ def check_lives(parts: Parts, memory: Memory, stats: StatsScope) -> None:
     recorded, curve = memory.recorded_blocks, memory.curve
     if curve is None or curve.sampled or not recorded.num_rows:
         return
-    lives = Lives(recorded)
+    moments = list(parts.moments())
+    lives = Lives(recorded, np.array([ts for ts, _ in moments], np.int64))
     unseen = curve.baseline_bytes - lives.before_bytes
     curves = rows_wrong = 0
-    for ts, rows in parts.moments():
+    for ts, rows in moments:
         low, high = lives.between(ts)
         curves += not low <= curve.value_at(curve.position(ts)) - unseen <= high
         rows_wrong += not lives.holds(rows[rows < recorded.num_rows], ts)
@@ -109,9 +119,3 @@ def check_counters(marks: pa.Table, curve: Curve | None, slack_ns: int, stats: S
     stats.count("counter_differs", wrong, "error", "marks at which the allocator's counter is not what the curve says")
     if most:
         stats.count("counter_differs_bytes", most, "error", "the most")
-
-
-def _summed(at: Ints, size: Ints) -> tuple[Ints, Ints]:
-    """Times in order, and what was summed before the first, the second, ... and after the last."""
-    order = np.argsort(at, kind="stable")
-    return at[order], np.concatenate([np.zeros(1, np.int64), np.cumsum(size[order])])
