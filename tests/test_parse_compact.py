@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from zeropeak.parse import compact
 from zeropeak.parse.schema import BY_NAME
@@ -42,12 +43,15 @@ def test_rows_come_back_as_they_were_whatever_columns_they_had(tmp_path: Path) -
 def test_gathered_rows_are_the_rows_with_texts_as_codes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compact, "ROWS", 5)
     parts = [events(first, 2, device=[None, f"cuda:{first % 3}"]) for first in range(0, 24, 2)]
-    found = compact.gather(parts, EVENTS.unranked)
-    assert pa.types.is_dictionary(found.schema.field("device").type)
-    assert compact.plain(found).equals(pa.concat_tables(parts))
-    nothing = compact.gather([], EVENTS.unranked)
-    assert nothing.num_rows == 0
-    assert nothing.schema.names == EVENTS.unranked.names
+    found = compact.gather(parts, "device")
+    assert list(found) == [None, "cuda:0", "cuda:2", "cuda:1"]
+    whole = pa.concat_tables(parts)
+    for device, rows in found.items():
+        assert pa.types.is_dictionary(rows.schema.field("device").type)
+        mine = pc.is_null(whole["device"]) if device is None else pc.equal(whole["device"], device)
+        assert compact.plain(rows).equals(whole.filter(mine))
+    assert compact.gather([], "device") == {}
+    assert compact.gather([events(0, 2)], "device")[None].num_rows == 2
 
 
 def test_words_may_be_unknown() -> None:

@@ -43,7 +43,8 @@ def recorded(*events: tuple[int, str, int, int]) -> Memory:
     names = ("ts_ns", "action", "address", "size_bytes")
     rows = [{"device": "cpu", **dict(zip(names, event, strict=True))} for event in events]
     none = BY_NAME["memory_blocks"].unranked.empty_table()
-    return from_allocator(table("memory_events", rows), none, "kineto", none, TIMELINE, "cpu", (0, 100), 0, scope())
+    by_device: dict[str | None, pa.Table] = {"cpu": table("memory_events", rows)}
+    return from_allocator(by_device, none, "kineto", none, TIMELINE, "cpu", (0, 100), 0, scope())
 
 
 def moments(memory: Memory, *times: int) -> Parts:

@@ -110,7 +110,7 @@ def test_a_saved_tensor_finds_its_block_and_what_that_was() -> None:
     some = Alive(np.array([0, 1]), np.array([9, 9]))
     none = np.empty(0, np.int64)
     curve = Curve(np.array([5, 20]), np.array([30, 35]), 0, 0, 100)
-    memory = Memory("kineto", "cpu", curve, blocks, blocks, blocks, some, Alive(none, none), 2)
+    memory = Memory("kineto", "cpu", curve, blocks, (), blocks, some, Alive(none, none), 2)
     saved = table("saved_tensors", *({"ts_ns": 60, "address": at, "size_bytes": 5} for at in (200, 100, 999)))
     rows = saved_tensors(saved, memory, attribution(blocks)).to_pylist()
     assert [(row["block_id"], row["category"]) for row in rows] == [(1, "activations"), (0, "inputs"), (None, None)]

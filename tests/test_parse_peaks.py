@@ -34,8 +34,8 @@ def memory() -> Memory:
     """A curve that is known from 150 on, at 40 bytes; 60 at 170, 10 at 250."""
     none = np.empty(0, np.int64)
     curve = Curve(np.array([170, 250]), np.array([60, 10]), 40, start_ns=150, end_ns=300)
-    blocks, events = table("memory_blocks"), table("memory_events")
-    return Memory("snapshot", "cuda:0", curve, blocks, events, blocks, Alive(none, none), Alive(none, none), 0)
+    blocks = table("memory_blocks")
+    return Memory("snapshot", "cuda:0", curve, blocks, (), blocks, Alive(none, none), Alive(none, none), 0)
 
 
 def timeline() -> Timeline:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zeropeak.parse.blocks import ROW
+
 if TYPE_CHECKING:
-    Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+    Ints = np.ndarray[tuple[int], np.dtype[np.signedinteger]]
 
 
 class Alive:
@@ -23,17 +25,17 @@ class Alive:
     """
 
     def __init__(self, birth: Ints, end: Ints) -> None:
-        self._by_birth = np.argsort(birth, kind="stable")
+        self._by_birth = np.argsort(birth, kind="stable").astype(ROW)
         self._birth = birth[self._by_birth]
         self._end = end
         self._place: int | None = None
         self._born = 0
-        self._alive = np.empty(0, np.int64)
+        self._alive = np.empty(0, ROW)
 
     def rows(self, place: int) -> Ints:
         """Rows of the blocks that are alive."""
         if self._place is None or place < self._place:
-            self._born, self._alive = 0, np.empty(0, np.int64)
+            self._born, self._alive = 0, np.empty(0, ROW)
         self._place = place
         born = int(np.searchsorted(self._birth, place, "right"))
         candidates = np.concatenate([self._alive, self._by_birth[self._born : born]])

@@ -19,10 +19,14 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from zeropeak.parse.lean import give_back_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+    Rows = np.ndarray[tuple[int], np.dtype[np.int32]]
+    Codes = np.ndarray[tuple[int], np.dtype[np.int8]]
     Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 BEFORE: Final = int(np.iinfo(np.int64).min)
@@ -38,7 +42,10 @@ COLLECTIVE_ENDED: Final = 3
 MENDS: Final = (None, "address-reused", "storage-ended", "collective-ended")
 """Words of the codes above, for the column ``mend``."""
 
-_PAIRS_AT_ONCE: Final = 500_000
+ROW: Final = np.int32
+"""Numbers of rows, of which there are as many as events: half the memory of int64, and enough for what fits in it."""
+
+_PAIRS_AT_ONCE: Final = 100_000
 """Bounds the memory of the overlap search: a few arrays of this many int64."""
 
 
@@ -68,9 +75,9 @@ class Blocks:
         size: int64 bytes.
         born: int64 ns or BEFORE.
         freed: int64 ns or ALIVE.
-        mend: code of MENDS.
-        alloc_row: row of the allocation in Events, -1 if not seen.
-        free_row: row of the free in Events, -1 if not seen.
+        mend: int8 code of MENDS.
+        alloc_row: row of the allocation in Events (ROW), -1 if not seen.
+        free_row: row of the free in Events (ROW), -1 if not seen.
         unseen_frees: frees of blocks that were born unseen after the history began; left out.
         size_differs: frees that reported another size than their allocation (the allocation's is used).
     """
@@ -79,57 +86,67 @@ class Blocks:
     size: Ints
     born: Ints
     freed: Ints
-    mend: Ints
-    alloc_row: Ints
-    free_row: Ints
+    mend: Codes
+    alloc_row: Rows
+    free_row: Rows
     unseen_frees: int = 0
     size_differs: int = 0
 
 
 def pair(events: Events) -> Blocks:
     """Pair allocations with frees, and close blocks whose addresses were allocated again."""
+    # What is as long as the events is let go of as soon as it was used: there may be millions.
     if (events.ts[1:] >= events.ts[:-1]).all():  # as most readers give them: nothing to copy
-        time_order = np.arange(len(events.ts))
+        time_order = np.arange(len(events.ts), dtype=ROW)
         ts, alloc, address, size = events.ts, events.alloc, events.address, events.size
     else:
-        time_order = np.argsort(events.ts, kind="stable")
+        time_order = np.argsort(events.ts, kind="stable").astype(ROW)
         ts, alloc = events.ts[time_order], events.alloc[time_order]
         address, size = events.address[time_order], events.size[time_order]
-    group = np.argsort(address, kind="stable")
-    same_next = np.append(address[group][1:] == address[group][:-1], False)[: len(group)]
-    follower = np.full(len(group), -1)
-    follower[group[same_next]] = group[np.flatnonzero(same_next) + 1]
-    leader = np.full(len(group), -1)
-    leader[follower[follower >= 0]] = np.flatnonzero(follower >= 0)
+    group = np.argsort(address, kind="stable").astype(ROW)
+    grouped = address[group]
+    same_next = grouped[1:] == grouped[:-1]
+    del grouped
+    leader, follower = group[:-1][same_next], group[1:][same_next]
+    del group, same_next
+    follows_alloc = np.zeros(len(alloc), bool)
+    follows_alloc[follower] = alloc[leader]
+    unknown = np.flatnonzero(~alloc & ~follows_alloc)
+    next_row = np.full(len(alloc), -1, ROW)
+    next_row[leader] = follower
+    del leader, follower, follows_alloc
+    give_back_of(len(alloc))
 
-    born_at = np.flatnonzero(alloc)
-    after = follower[born_at]
+    born_at = np.flatnonzero(alloc).astype(ROW)
+    after = next_row[born_at]
+    del next_row
     closed = (after >= 0) & ~alloc[after]
     reused = (after >= 0) & alloc[after]
-    freed = np.where(after >= 0, ts[after], ALIVE)
     seen = Blocks(
         address[born_at],
         size[born_at],
         ts[born_at],
-        freed,
-        np.where(reused, REUSED, NO_MEND),
+        np.where(after >= 0, ts[after], ALIVE),
+        np.where(reused, np.int8(REUSED), np.int8(NO_MEND)),
         time_order[born_at],
-        np.where(closed, time_order[after], -1),
+        np.where(closed, time_order[after], ROW(-1)),
         size_differs=int((closed & (size[after] != size[born_at])).sum()),
     )
-    seen = _close_overlapped(seen, born_at, ts, address, size)
+    del born_at, after, closed, reused
+    seen = _close_overlapped(seen)
 
-    unknown = np.flatnonzero(~alloc & ((leader < 0) | ~alloc[leader]))
     first = _first_overlap(address[unknown], size[unknown], np.full(len(unknown), BEFORE), seen)
     older = unknown[first > ts[unknown]]
     count = len(older)
+    if not count:
+        return replace(seen, unseen_frees=len(unknown))
     before = Blocks(
         address[older],
         size[older],
         np.full(count, BEFORE),
         ts[older],
-        np.zeros(count, np.int64),
-        np.full(count, -1),
+        np.zeros(count, np.int8),
+        np.full(count, -1, ROW),
         time_order[older],
     )
     joined = {
@@ -154,7 +171,7 @@ def close_at_storage_end(blocks: Blocks, block_of_storage: Ints, ended: Ints) ->
     return replace(
         blocks,
         freed=np.where(closes, np.maximum(last, blocks.born), blocks.freed),
-        mend=np.where(closes, STORAGE_ENDED, blocks.mend),
+        mend=np.where(closes, np.int8(STORAGE_ENDED), blocks.mend),
     )
 
 
@@ -175,7 +192,7 @@ def close_at_collective_end(blocks: Blocks, block_of_storage: Ints, event_end: I
     return replace(
         blocks,
         freed=np.where(closes, np.maximum(event_end, blocks.born), blocks.freed),
-        mend=np.where(closes, COLLECTIVE_ENDED, blocks.mend),
+        mend=np.where(closes, np.int8(COLLECTIVE_ENDED), blocks.mend),
     )
 
 
@@ -194,8 +211,10 @@ def match_storages(blocks: Blocks, address: Ints, born: Ints, slack_ns: int) -> 
     Returns:
         Index of the block, -1 for none.
     """
-    order = np.lexsort((blocks.born, blocks.address))
     found = np.full(len(address), -1)
+    if not len(address):
+        return found
+    order = np.lexsort((blocks.born, blocks.address))
     for slack in (0, slack_ns):
         open_ = np.flatnonzero(found < 0)
         place = _last_at_or_before(blocks, order, address[open_], born[open_] + slack)
@@ -224,7 +243,7 @@ def _last_at_or_before(blocks: Blocks, order: Ints, address: Ints, ts: Ints) -> 
     return answer[count:]
 
 
-def _close_overlapped(blocks: Blocks, born_at: Ints, ts: Ints, address: Ints, size: Ints) -> Blocks:
+def _close_overlapped(blocks: Blocks) -> Blocks:
     """Close blocks without a reported free where any later allocation overlaps them."""
     open_ = np.flatnonzero(blocks.free_row < 0)
     first = _first_overlap(blocks.address[open_], blocks.size[open_], blocks.born[open_], blocks)
@@ -241,7 +260,7 @@ def _first_overlap(address: Ints, size: Ints, after: Ints, blocks: Blocks) -> In
     if not len(address) or not len(blocks.address):
         return result
     # Either the block starts inside the range, or the range starts inside the block.
-    by_address = np.argsort(blocks.address, kind="stable")
+    by_address = np.argsort(blocks.address, kind="stable").astype(ROW)
     starts = blocks.address[by_address]
     low = np.searchsorted(starts, address, "left")
     high = np.searchsorted(starts, address + size, "left")
@@ -251,13 +270,15 @@ def _first_overlap(address: Ints, size: Ints, after: Ints, blocks: Blocks) -> In
         np.minimum.at(result, question[later], born[later])
     by_range = np.argsort(address, kind="stable")
     starts = address[by_range]
-    low = np.searchsorted(starts, blocks.address, "right")
-    high = np.searchsorted(starts, blocks.address + blocks.size, "left")
-    for block, row in _expand(low, high):
-        question = by_range[row]
-        born = blocks.born[block]
-        later = born > after[question]
-        np.minimum.at(result, question[later], born[later])
+    for begin in range(0, len(blocks.address), _PAIRS_AT_ONCE):
+        some = slice(begin, begin + _PAIRS_AT_ONCE)
+        low = np.searchsorted(starts, blocks.address[some], "right")
+        high = np.searchsorted(starts, blocks.address[some] + blocks.size[some], "left")
+        for block, row in _expand(low, high):
+            question = by_range[row]
+            born = blocks.born[some][block]
+            later = born > after[question]
+            np.minimum.at(result, question[later], born[later])
     return result
 
 

@@ -32,8 +32,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from zeropeak.parse.blocks import ALIVE, BEFORE
+from zeropeak.parse.blocks import ALIVE, BEFORE, ROW
+from zeropeak.parse.compact import ROWS
 from zeropeak.parse.holdings import Moves
 from zeropeak.parse.innermost import NONE
 from zeropeak.parse.lookup import ints, spread, take
@@ -42,12 +45,11 @@ from zeropeak.parse.usage import uses
 from zeropeak.profile.labels import Kind, Phase, Stored
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from zeropeak.parse.timeline import Timeline
 
     Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
     Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+    Codes = np.ndarray[tuple[int], np.dtype[np.int8]]
 
 NAMES: Final = tuple(CATEGORIES)
 _CODE: Final = {name: code for code, name in enumerate(NAMES)}
@@ -82,16 +84,18 @@ class Composition:
     def __init__(self, blocks: pa.Table, timeline: Timeline, event_params: pa.Table, params: pa.Table) -> None:
         self._timeline = timeline
         self._size = ints(blocks["size_bytes"])
-        self._code = _unregistered_codes(blocks, timeline)
-        category = blocks["category"].to_pylist()
-        for row, name in enumerate(category):
-            if name is not None:
-                self._code[row] = _CODE[_STORED.get(name, "other")]
-        full = np.array([name == Stored.PARAM_FULL for name in category], bool)
-        persistent = np.array([name == Stored.PARAM_PERSISTENT for name in category], bool)
-        self._left_at = np.where(persistent, ints(blocks["released_ns"], ALIVE), ALIVE)
-        self._full = np.where(full, np.cumsum(full) - 1, NONE)
-        self._parameters = _FullParameters(blocks.take(np.flatnonzero(full)), timeline, event_params, params)
+        pieces = (blocks.slice(begin, ROWS) for begin in range(0, max(1, blocks.num_rows), ROWS))
+        self._code = np.concatenate([_unregistered_codes(piece, timeline) for piece in pieces])
+        registered = np.flatnonzero(np.asarray(pc.is_valid(blocks["category"])))
+        category = blocks["category"].take(pa.array(registered)).to_pylist()
+        self._code[registered] = [_CODE[_STORED.get(name, "other")] for name in category]
+        full = registered[[name == Stored.PARAM_FULL for name in category]]
+        persistent = registered[[name == Stored.PARAM_PERSISTENT for name in category]]
+        self._left_at = np.full(blocks.num_rows, ALIVE)
+        self._left_at[persistent] = ints(blocks["released_ns"].take(pa.array(persistent)), ALIVE)
+        self._full = np.full(blocks.num_rows, NONE, ROW)
+        self._full[full] = np.arange(len(full))
+        self._parameters = _FullParameters(blocks.take(pa.array(full)), timeline, event_params, params)
 
     def at(self, ts: int, alive: Ints | Flags, allocated_bytes: int) -> dict[str, tuple[int, int]]:
         """Bytes and number of blocks by category.
@@ -106,7 +110,7 @@ class Composition:
         """
         return self.sums(self.codes(ts, alive), alive, allocated_bytes)
 
-    def codes(self, ts: int, alive: Ints | Flags) -> Ints:
+    def codes(self, ts: int, alive: Ints | Flags) -> Codes:
         """Category of each of the blocks that were alive at a moment, as an index of :data:`NAMES`."""
         code, full = self._code[alive], self._full[alive]
         code[self._left_at[alive] <= ts] = _CODE["released_but_alive"]
@@ -114,7 +118,7 @@ class Composition:
         code[gathered] = self._parameters.codes(ts, full[gathered])
         return code
 
-    def sums(self, codes: Ints, alive: Ints | Flags, allocated_bytes: int) -> dict[str, tuple[int, int]]:
+    def sums(self, codes: Codes, alive: Ints | Flags, allocated_bytes: int) -> dict[str, tuple[int, int]]:
         """As :meth:`at`, from the categories of the blocks."""
         count = np.bincount(codes, minlength=len(NAMES))
         size = np.zeros(len(NAMES), np.int64)
@@ -131,11 +135,11 @@ class Composition:
         return int(self._size[alive].sum())
 
 
-def _unregistered_codes(blocks: pa.Table, timeline: Timeline) -> Ints:
+def _unregistered_codes(blocks: pa.Table, timeline: Timeline) -> Codes:
     """Rules 3 to 6, for all blocks (the caller overrules the registered ones)."""
     born = ints(blocks["born_ns"], BEFORE)
     gone = ints(blocks["free_requested_ns"], ALIVE)
-    code = np.full(len(born), UNATTRIBUTED)
+    code = np.full(len(born), UNATTRIBUTED, np.int8)
     phase_row = np.asarray(timeline.phases.innermost.at(born))
     in_phase = phase_row != NONE
     phase_end = np.where(in_phase, take(timeline.phases.end, phase_row), BEFORE)

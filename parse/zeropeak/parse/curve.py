@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from zeropeak.parse.blocks import ALIVE, BEFORE, REUSED, Blocks
+from zeropeak.parse.blocks import ALIVE, BEFORE, REUSED, ROW, Blocks
 
 if TYPE_CHECKING:
     Flags = np.ndarray[tuple[int], np.dtype[np.bool_]]
     Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+    Rows = np.ndarray[tuple[int], np.dtype[np.int32]]
+
+FIRST: Final = -1
+"""Position of a birth from before the known history."""
+
+LAST: Final = int(np.iinfo(ROW).max)
+"""Position of an end that was never seen."""
 
 
 @dataclass(frozen=True)
@@ -22,21 +29,21 @@ class Edges:
 
     Attributes:
         ts: int64 ns.
-        block: row of the block.
+        block: row of the block (ROW).
         birth: True for a birth.
         allocated: bytes allocated after the edge.
         baseline_bytes: allocated before the first edge.
-        birth_position: by block; BEFORE for one from before the known history.
-        end_position: by block; ALIVE for one that never ended.
+        birth_position: by block (ROW); FIRST for one from before the known history.
+        end_position: by block (ROW); LAST for one that never ended.
     """
 
     ts: Ints
-    block: Ints
+    block: Rows
     birth: Flags
     allocated: Ints
     baseline_bytes: int
-    birth_position: Ints
-    end_position: Ints
+    birth_position: Rows
+    end_position: Rows
 
 
 def edges(blocks: Blocks, baseline_bytes: int | None = None) -> Edges:
@@ -47,29 +54,33 @@ def edges(blocks: Blocks, baseline_bytes: int | None = None) -> Edges:
         baseline_bytes: allocated at the start, where the source says so; never below what the blocks prove.
     """
     before = blocks.born == BEFORE
-    born = np.flatnonzero(~before)
-    gone = np.flatnonzero(blocks.freed != ALIVE)
-    ts = np.concatenate([blocks.born[born], blocks.freed[gone]])
-    block = np.concatenate([born, gone])
-    birth = np.concatenate([np.ones(len(born), bool), np.zeros(len(gone), bool)])
+    born = np.flatnonzero(~before).astype(ROW)
+    gone = np.flatnonzero(blocks.freed != ALIVE).astype(ROW)
     # Among equal times: blocks that must have been gone by then, then as recorded, then ends seen by the event log.
     # A block whose birth and mended end share a time ends right after its birth.
-    momentary = blocks.born[block] == blocks.freed[block]
-    reused = np.where(momentary, blocks.alloc_row[block], -1)
-    unrecorded = np.where(blocks.mend[block] == REUSED, reused, ALIVE)
-    row = np.where(
-        birth, blocks.alloc_row[block], np.where(blocks.free_row[block] >= 0, blocks.free_row[block], unrecorded)
-    )
-    order = np.lexsort((~birth, row, ts))
-    ts, block, birth = ts[order], block[order], birth[order]
+    end_row = blocks.free_row[gone]
+    unseen = np.flatnonzero(end_row < 0)
+    mended = gone[unseen]
+    reused = np.where(blocks.born[mended] == blocks.freed[mended], blocks.alloc_row[mended], FIRST)
+    end_row[unseen] = np.where(blocks.mend[mended] == REUSED, reused, LAST)
+    row = np.concatenate([blocks.alloc_row[born], end_row])
+    ts = np.concatenate([blocks.born[born], blocks.freed[gone]])
+    birth = np.arange(len(ts)) < len(born)
+    order = np.lexsort((~birth, row, ts)).astype(ROW)
+    del end_row, row
+    ts, birth, block = ts[order], birth[order], np.concatenate([born, gone])[order]
+    del born, gone, order
     proven = int(blocks.size[before].sum())
     baseline = proven if baseline_bytes is None else max(proven, baseline_bytes)
-    signed = np.where(birth, blocks.size[block], -blocks.size[block])
-    birth_position = np.full(len(blocks.born), BEFORE)
+    allocated = blocks.size[block]
+    np.negative(allocated, out=allocated, where=~birth)
+    np.cumsum(allocated, out=allocated)
+    allocated += baseline
+    birth_position = np.full(len(blocks.born), FIRST, ROW)
     birth_position[block[birth]] = np.flatnonzero(birth)
-    end_position = np.full(len(blocks.born), ALIVE)
+    end_position = np.full(len(blocks.born), LAST, ROW)
     end_position[block[~birth]] = np.flatnonzero(~birth)
-    return Edges(ts, block, birth, baseline + np.cumsum(signed), baseline, birth_position, end_position)
+    return Edges(ts, block, birth, allocated, baseline, birth_position, end_position)
 
 
 @dataclass(frozen=True)

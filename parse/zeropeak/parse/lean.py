@@ -10,6 +10,9 @@ GC_OBJECTS = 200_000
 """New objects after which the garbage collector looks for cycles. At its usual 700 it takes a twentieth of a parse:
 imports and decoding make objects by the hundred thousand, and no cycles to speak of."""
 
+MANY_ROWS = 200_000
+"""Rows from which on what making them took is worth giving back before more is made."""
+
 
 class _NoPandas:
     """Finds no pandas, wherever it is installed."""
@@ -45,6 +48,12 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def give_back_of(rows: int) -> None:
+    """The same, where what many rows were made of was let go of."""
+    if rows >= MANY_ROWS:
+        give_back()
 
 
 def end_lean() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from zeropeak.parse.blocks import (
     COLLECTIVE_ENDED,
     MENDS,
     REUSED,
+    ROW,
     STORAGE_ENDED,
     Blocks,
     Events,
@@ -24,14 +26,18 @@ from zeropeak.parse.blocks import (
     match_storages,
     pair,
 )
-from zeropeak.parse.compact import plain, same, words
+from zeropeak.parse.compact import kept, plain
 from zeropeak.parse.curve import Curve, Edges, edges
+from zeropeak.parse.event_rows import AS_RECORDED, EventRows
+from zeropeak.parse.lean import give_back_of
 from zeropeak.parse.lookup import ints
 from zeropeak.parse.recorded import recorded
 from zeropeak.parse.registered import block_table, unmatched_table
 from zeropeak.profile.labels import Kind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from zeropeak.parse.stats import StatsScope
     from zeropeak.parse.timeline import Timeline
 
@@ -48,7 +54,7 @@ class Memory:
         device: main device.
         curve: allocated bytes over time; None when nothing tells it.
         blocks: rows of memory_blocks of the main device.
-        events: rows of memory_events, all devices.
+        events: rows of memory_events, all devices: tables to go through, some of which make them as they are asked.
         other_blocks: rows of memory_blocks of other devices.
     """
 
@@ -56,7 +62,7 @@ class Memory:
     device: str | None
     curve: Curve | None
     blocks: pa.Table
-    events: pa.Table
+    events: tuple[Iterable[pa.Table], ...]
     other_blocks: pa.Table
     _by_position: Alive
     _by_time: Alive
@@ -73,11 +79,11 @@ class Memory:
 
     def without_events(self) -> Memory:
         """The same without ``events``, which take most of the room: nothing asks for them once they are written."""
-        return replace(self, events=self.events.slice(0, 0))
+        return replace(self, events=())
 
 
 def from_allocator(
-    events: pa.Table,
+    events: dict[str | None, pa.Table],
     known: pa.Table,
     source: str,
     storages: pa.Table,
@@ -90,7 +96,8 @@ def from_allocator(
     """Build blocks and curve from a profiler's alloc and free events.
 
     Args:
-        events: rows of memory_events of one rank and one source, as recorded, on the run's clock.
+        events: rows of memory_events of one rank and one source by device, as recorded, on the run's clock; they are
+            taken out, as there may be millions, of which each turn makes a copy.
         known: rows of memory_blocks, where the source tells lifetimes itself; empty otherwise.
         source: kineto, snapshot or simulated.
         storages: registered storages (memory_blocks rows of the event log), on the run's clock.
@@ -100,16 +107,14 @@ def from_allocator(
         slack_ns: error of the source's clock fit.
         stats: takes the counts of mends.
     """
-    main = _main_device(events["device"], device)
-    by_device = {name: [_of_device(events, name)] for name in pc.unique(events["device"]).to_pylist()}
-    del events  # there may be millions, and a copy of them is made at each turn
+    main = _main_device({name: rows.num_rows for name, rows in events.items()}, device)
     parts = []
-    for name, rows in by_device.items():
+    for name in list(events):
         owned = storages if name == main else storages.slice(0, 0)
         told = _of_device(known, name)
-        parts.append((name, *_device_memory(rows.pop(), told, name, source, owned, timeline, slack_ns, stats)))
-    all_events = _joined([part[1] for part in parts])
-    others = pa.concat_tables([part[2] for part in parts if part[0] != main] or [parts[0][2].slice(0, 0)])
+        parts.append((name, *_device_memory(events.pop(name), told, name, source, owned, timeline, slack_ns, stats)))
+    all_events = tuple(rows for part in parts for rows in part[1])
+    others = _joined([part[2] for part in parts if part[0] != main] or [parts[0][2].slice(0, 0)])
     _, _, blocks, matched, order = next(part for part in parts if part[0] == main)
     curve = Curve(order.ts, order.allocated, order.baseline_bytes, *span)
     loose = storages.filter(pa.array(matched < 0))
@@ -118,7 +123,7 @@ def from_allocator(
     loose_rows = unmatched_table(loose, timeline, main, blocks.num_rows)
     born, gone = ints(loose_rows["born_ns"]), ints(loose_rows["freed_ns"], ALIVE)
     never = ~((born <= span[0]) & counted)
-    joined = pa.concat_tables([blocks, loose_rows], promote_options="permissive")
+    joined = _joined([blocks, loose_rows]) if loose.num_rows else blocks
     return Memory(
         source,
         main,
@@ -142,26 +147,33 @@ def reserved_curve(memory: Memory, segments: pa.Table | None, samples: pa.Table)
         segments: memory_events rows of nsys, or None.
         samples: columns ts_ns and reserved_bytes, no nulls.
     """
-    for rows in (memory.events, samples, segments):
-        if rows is None or "reserved_bytes" not in rows.schema.names:
-            continue
-        told = pc.is_valid(rows["reserved_bytes"])
-        if "device" in rows.schema.names:
-            told = pc.and_(told, pc.equal(rows["device"], memory.device))
-        mine = rows.select(["ts_ns", "reserved_bytes"]).filter(told)
+    for source in (chain.from_iterable(memory.events), [samples], [] if segments is None else [segments]):
+        told = [_reserved(rows, memory.device) for rows in source if "reserved_bytes" in rows.schema.names]
+        mine = pa.concat_tables(told) if told else samples.slice(0, 0)
         if mine.num_rows and pc.max(mine["reserved_bytes"]).as_py() > 0:
             return _sampled(mine, "reserved_bytes")
     return None
 
 
+def _reserved(rows: pa.Table, device: str | None) -> pa.Table:
+    """Times and reserved bytes of the rows of a device that tell them."""
+    told = pc.is_valid(rows["reserved_bytes"])
+    if "device" in rows.schema.names:
+        told = pc.and_(told, pc.equal(rows["device"], device))
+    return kept(rows.select(["ts_ns", "reserved_bytes"]), told)
+
+
 def _sampled(rows: pa.Table, column: str) -> Curve | None:
-    """A curve through samples."""
+    """A curve through samples, of which those that say the same as the one before are left out."""
     if not rows.num_rows:
         return None
     ts, value = ints(rows["ts_ns"]), ints(rows[column])
-    order = np.argsort(ts, kind="stable")
-    ts, value = ts[order], value[order]
-    return Curve(ts, value, int(value[0]), int(ts[0]), int(ts[-1]), sampled=True)
+    first, last = int(ts.min()), int(ts.max())
+    if (ts[1:] < ts[:-1]).any():
+        order = np.argsort(ts, kind="stable")
+        ts, value = ts[order], value[order]
+    changes = np.append(True, value[1:] != value[:-1])
+    return Curve(ts[changes], value[changes], int(value[0]), first, last, sampled=True)
 
 
 def blocks_before(blocks: pa.Table) -> Ints:
@@ -185,13 +197,12 @@ def from_counters(
     curve = _sampled(samples, "allocated_bytes")
     if curve is not None and span is not None:
         curve = replace(curve, start_ns=span[0], end_ns=span[1])
-    nothing = pa.table({"ts_ns": pa.array([], pa.int64())})
     return Memory(
         "counters" if curve else None,
         device,
         curve,
         blocks,
-        nothing,
+        (),
         blocks.slice(0, 0),
         Alive(np.empty(0, np.int64), np.empty(0, np.int64)),
         Alive(ints(blocks["born_ns"]), ints(blocks["freed_ns"], ALIVE)),
@@ -200,12 +211,7 @@ def from_counters(
 
 
 def _of_device(rows: pa.Table, device: str | None) -> pa.Table:
-    return _kept(rows, pc.is_null(rows["device"]) if device is None else pc.equal(rows["device"], device))
-
-
-def _kept(rows: pa.Table, keep: pa.ChunkedArray) -> pa.Table:
-    """The rows to keep; not copied when that is all of them."""
-    return rows if pc.all(pc.fill_null(keep, False)).as_py() else rows.filter(keep)
+    return kept(rows, pc.is_null(rows["device"]) if device is None else pc.equal(rows["device"], device))
 
 
 def _joined(parts: list[pa.Table]) -> pa.Table:
@@ -224,7 +230,7 @@ def _device_memory(
     timeline: Timeline,
     slack_ns: int,
     stats: StatsScope,
-) -> tuple[pa.Table, pa.Table, Ints, Edges]:
+) -> tuple[list[Iterable[pa.Table]], pa.Table, Ints, Edges]:
     """memory_events rows, memory_blocks rows, block of each storage, and the order of births and ends."""
     moves = pc.is_in(rows["action"], pa.array(["alloc", "free"]))
     if told.num_rows:
@@ -235,8 +241,8 @@ def _device_memory(
             place = table.schema.get_field_index(name)
             values = told[name].combine_chunks()
             table = table.append_column(name, values) if place < 0 else table.set_column(place, name, values)
-        return rows, table, matched, order
-    rest, rows = rows.filter(pc.invert(moves)), _kept(rows, moves)
+        return [[rows]], table, matched, order
+    rest, rows = rows.filter(pc.invert(moves)), kept(rows, moves)
     alloc = pc.equal(rows["action"], "alloc").to_numpy(zero_copy_only=False)
     if rows["address"].null_count:
         stats.count(
@@ -248,12 +254,19 @@ def _device_memory(
         table, order = _without_blocks(rows, alloc)
         blocks = pair(Events(*(np.empty(0, kind) for kind in (np.int64, bool, np.int64, np.int64))))
         matched = np.full(storages.num_rows, -1)
-        return table, block_table(blocks, matched, storages, timeline, device or "", source), matched, order
-    events = Events(ints(rows["ts_ns"]), alloc, ints(rows["address"]), ints(rows["size_bytes"]))
-    baseline = _reported_baseline(rows, events) if device != "cpu" else None
-    rows = rows.select([name for name in _AS_RECORDED if name in rows.schema.names])
-    blocks = pair(events)
-    del events
+        return [[table]], block_table(blocks, matched, storages, timeline, device or "", source), matched, order
+    baseline = _reported_baseline(rows) if device != "cpu" else None
+    rows = rows.select(["ts_ns", "address", "size_bytes", *(name for name in AS_RECORDED if name in rows.schema.names)])
+    columns = []
+    for _ in range(3):  # one by one, so that not all of them are in memory twice
+        columns.append(ints(rows.column(0)))
+        rows = rows.remove_column(0)
+        give_back_of(rows.num_rows)
+    ts, address, size = columns
+    rows = rows.combine_chunks()
+    blocks = pair(Events(ts, alloc, address, size))
+    del ts, alloc, address, size, columns
+    give_back_of(rows.num_rows)
     matched = match_storages(blocks, ints(storages["address"]), ints(storages["born_ns"]), slack_ns)
     ended = ints(storages["freed_ns"], ALIVE)
     blocks = close_at_storage_end(blocks, matched, ended)
@@ -261,10 +274,10 @@ def _device_memory(
         blocks = close_at_collective_end(blocks, matched, _collective_end(timeline, blocks.born))
     order = edges(blocks, baseline)
     _count_mends(blocks, stats)
-    table = _event_table(rows, blocks, order, device, source)
+    made: list[Iterable[pa.Table]] = [EventRows(rows, blocks, order, device, source)]
     if rest.num_rows:
-        table = _joined([table, rest])
-    return table, block_table(blocks, matched, storages, timeline, device or "", source), matched, order
+        made.append([rest])
+    return made, block_table(blocks, matched, storages, timeline, device or "", source), matched, order
 
 
 _COMMUNICATION: Final = (Kind.FETCH, Kind.PREFETCH, Kind.WAIT, Kind.GATHER, Kind.REDUCE, Kind.ALL_GATHER)
@@ -292,17 +305,18 @@ def _without_blocks(rows: pa.Table, alloc: Flags) -> tuple[pa.Table, Edges]:
         if place < 0
         else rows.set_column(place, "allocated_bytes", column)
     )
-    nothing = np.empty(0, np.int64)
+    nothing = np.empty(0, ROW)
     return rows, Edges(ints(rows["ts_ns"]), nothing, alloc, total + baseline, baseline, nothing, nothing)
 
 
-def _reported_baseline(rows: pa.Table, events: Events) -> int | None:
+def _reported_baseline(rows: pa.Table) -> int | None:
     """Allocated before the first event, by the source's own running total; None when it has none."""
     if "allocated_bytes" not in rows.schema.names or not rows.num_rows or rows["allocated_bytes"].null_count:
         return None
-    first = int(np.argmin(events.ts))
-    signed = int(events.size[first]) * (1 if events.alloc[first] else -1)
-    return int(rows["allocated_bytes"][first].as_py()) - signed
+    first = pc.index(rows["ts_ns"], pc.min(rows["ts_ns"])).as_py()
+    [row] = rows.slice(first, 1).to_pylist()
+    signed = row["size_bytes"] if row["action"] == "alloc" else -row["size_bytes"]
+    return int(row["allocated_bytes"] - signed)
 
 
 def _count_mends(blocks: Blocks, stats: StatsScope) -> None:
@@ -322,34 +336,8 @@ def _count_mends(blocks: Blocks, stats: StatsScope) -> None:
     stats.count("free_size_differs", blocks.size_differs, "mended", "frees that reported another size than the birth")
 
 
-_AS_RECORDED: Final = ("reserved_bytes", "stream", "thread_id")
-"""Columns of memory_events that stay as they were recorded."""
-
-
-def _event_table(rows: pa.Table, blocks: Blocks, order: Edges, device: str | None, source: str) -> pa.Table:
-    """Rows of memory_events in time order: those recorded (``rows``: columns of theirs), and frees that were added."""
-    row = np.where(order.birth, blocks.alloc_row[order.block], blocks.free_row[order.block])
-    recorded = pa.array(row, pa.int64(), mask=row < 0)
-    mend = np.where(order.birth | (row >= 0), 0, blocks.mend[order.block])
-    count = len(row)
-    columns = {
-        "device": same(device, count),
-        "ts_ns": order.ts,
-        "action": words(order.birth.astype(np.int32), ["free", "alloc"]),
-        "address": blocks.address[order.block],
-        "size_bytes": blocks.size[order.block],
-        "allocated_bytes": order.allocated,
-        "mend": words(mend, MENDS),
-        "source": same(source, count),
-    }
-    for name in rows.schema.names:
-        columns[name] = pc.take(rows[name].combine_chunks(), recorded)
-    return pa.table(columns)
-
-
-def _main_device(devices: pa.ChunkedArray, wanted: str | None) -> str | None:
+def _main_device(counts: dict[str | None, int], wanted: str | None) -> str | None:
     """The device in the events that the rank means; the busiest accelerator, else the busiest, when it does not say."""
-    counts = {row["values"]: row["counts"] for row in pc.value_counts(devices).to_pylist()}
     if wanted in counts:
         return wanted
     for kind in (wanted or "cuda", "cuda", "cpu"):

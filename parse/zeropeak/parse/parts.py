@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from zeropeak.parse.composition import Composition
 
     Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+    Codes = np.ndarray[tuple[int], np.dtype[np.int8]]
 
 _OF_BLOCK: Final = ("block_id", "size_bytes", "module", "owner", "stream", "born_event_id")
 
@@ -35,7 +36,7 @@ class Parts:
         self._sums: list[dict[str, Any]] = []
         self._keys: list[dict[str, Any]] = []
         self._rows: list[Ints] = []
-        self._codes: list[Ints] = []
+        self._codes: list[Codes] = []
         self._gaps: list[int] = []
         self._times: list[int] = []
         missing = [name for name in _OF_BLOCK if name not in blocks.schema.names]

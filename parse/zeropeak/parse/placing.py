@@ -61,10 +61,10 @@ class Placed:
         rows = self.trace.spool.table(name).drop_columns(["rank"])
         return self._moved(rows)
 
-    def memory_events(self) -> pa.Table:
-        """The table of that name, of which there may be millions of rows: compact, with the columns that there are."""
+    def memory_events(self) -> dict[str | None, pa.Table]:
+        """The table of that name by device, of which there may be millions of rows: compact, the columns there are."""
         batches = (rows.drop_columns(["rank"]) for rows in self.trace.spool.written("memory_events"))
-        return gather((self._moved(rows) for rows in batches), BY_NAME["memory_events"].unranked)
+        return gather((self._moved(rows) for rows in batches), "device")
 
     def _moved(self, rows: pa.Table) -> pa.Table:
         return rows if self.trace.clock is not None else self.clock.apply_table(rows)

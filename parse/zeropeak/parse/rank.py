@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,12 +15,13 @@ from zeropeak.parse.collectives import join, of_log
 from zeropeak.parse.composition import Composition
 from zeropeak.parse.conservation import check
 from zeropeak.parse.delayed_frees import delayed_frees
-from zeropeak.parse.lean import give_back
+from zeropeak.parse.lean import give_back_of
 from zeropeak.parse.lives import check_counters, check_lives
 from zeropeak.parse.lookup import ints
 from zeropeak.parse.memory import Memory, from_allocator, from_counters, reserved_curve
 from zeropeak.parse.peaks import mark_tables, peak_tables
 from zeropeak.parse.placing import Trace, clock_row, place
+from zeropeak.parse.registered import by_birth
 from zeropeak.parse.saved import saved_tensors
 from zeropeak.parse.schema import BY_NAME
 from zeropeak.parse.timeline import Timeline
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
     from zeropeak.parse.parts import Parts
     from zeropeak.parse.stats import Stats, StatsScope
     from zeropeak.parse.writer import TableFiles
-
-MANY_EVENTS: Final = 200_000
-"""Memory events from which on what pairing them took is worth giving back before tables are written."""
 
 SLACK_NS: Final = 1_000_000
 """Upper bound on how far a storage's registration may seem to precede its block's birth."""
@@ -119,6 +118,7 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
         if memory is not None:
             scope.count("memory_events_unused", count, "info", f"the curve is taken from {memory.source}")
             continue
+        give_back_of(count)
         slack_ns = SLACK_NS if clock.residual_max_ns is None else min(SLACK_NS, clock.residual_max_ns)
         memory = from_allocator(
             placed.memory_events(),
@@ -131,17 +131,19 @@ def write_rank(given: RankInput, writer: TableFiles, stats: Stats) -> None:
             slack_ns,
             scope,
         )
-        if count >= MANY_EVENTS:
-            give_back()
+        give_back_of(count)
         partial, curve_file = trace.source.partial, trace.file
     if memory is None:
         memory = from_counters(_samples(log, "allocated_bytes"), log["memory_blocks"], timeline, device, _window(log))
     reserved = reserved_curve(memory, given.segments, _samples(log, "reserved_bytes"))
     for name in () if given.log_written else AROUND:
         writer.write(name, with_allocated(log[name], memory.curve), rank)
-    writer.write("memory_events", memory.events, rank)
+    give_back_of(memory.blocks.num_rows)
+    for rows in chain.from_iterable(memory.events):
+        writer.write("memory_events", rows, rank)
     memory = memory.without_events()
-    writer.write("memory_blocks", memory.blocks, rank)
+    for rows in by_birth(memory.blocks):
+        writer.write("memory_blocks", rows, rank)
     writer.write("memory_blocks", memory.other_blocks, rank)
     if given.segments is not None:
         writer.write("memory_events", given.segments, rank)

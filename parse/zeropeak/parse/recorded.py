@@ -12,14 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zeropeak.parse.blocks import ALIVE, BEFORE, Blocks
-from zeropeak.parse.curve import Edges, edges
+from zeropeak.parse.blocks import ALIVE, BEFORE, ROW, Blocks
+from zeropeak.parse.curve import FIRST, LAST, Edges, edges
 from zeropeak.parse.lookup import ints
 
 if TYPE_CHECKING:
     from zeropeak.parse.stats import StatsScope
 
     Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
+    Rows = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 
 def recorded(moves: pa.Table, rows: pa.Table, stats: StatsScope) -> tuple[Blocks, Edges]:
@@ -42,29 +43,29 @@ def recorded(moves: pa.Table, rows: pa.Table, stats: StatsScope) -> tuple[Blocks
         end_row = _tie(ints(moves["address"]), np.flatnonzero(~alloc), address, gone, ends & ~lingering)
     else:
         lingering &= False
-    nothing = np.full(len(born), -1)
+    nothing = np.full(len(born), -1, ROW)
     blocks = Blocks(
-        address, size, born, gone, np.zeros(len(born), np.int64),
+        address, size, born, gone, np.zeros(len(born), np.int8),
         nothing if birth_row is None else birth_row, nothing if end_row is None else end_row,
     )  # fmt: skip
     if birth_row is None or end_row is None:
         stats.count("blocks_not_tied_to_events", 1, "mended", "blocks are placed by time, which ties within 1 us")
         return blocks, edges(blocks)
-    block = np.empty(len(alloc), np.int64)
+    block = np.empty(len(alloc), ROW)
     block[birth_row[birth_row >= 0]] = np.flatnonzero(birth_row >= 0)
     block[end_row[end_row >= 0]] = np.flatnonzero(end_row >= 0)
     allocated = ints(moves["allocated_bytes"])
     first = int(allocated[0]) - int(size[block[0]]) * (1 if alloc[0] else -1) if len(alloc) else int(size.sum())
     return blocks, Edges(
         ints(moves["ts_ns"]), block, alloc, allocated, first,
-        np.where(born == BEFORE, BEFORE, birth_row),
-        np.where(gone == ALIVE, ALIVE, np.where(lingering, BEFORE, end_row)),
+        np.where(born == BEFORE, FIRST, birth_row),
+        np.where(gone == ALIVE, LAST, np.where(lingering, FIRST, end_row)),
     )  # fmt: skip
 
 
 def _tie(
     row_address: Ints, rows: Ints, address: Ints, ts: Ints, some: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> Ints | None:
+) -> Rows | None:
     """Row of each block's birth (or end), -1 for none: the n-th row at an address is that of its n-th block."""
     wanted = np.flatnonzero(some)
     if len(wanted) != len(rows):
@@ -73,6 +74,6 @@ def _tie(
     by_block = wanted[np.lexsort((wanted, ts[wanted], address[wanted]))]
     if not np.array_equal(row_address[by_row], address[by_block]):
         return None
-    tied = np.full(len(address), -1)
+    tied = np.full(len(address), -1, ROW)
     tied[by_block] = by_row
     return tied

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zeropeak.parse.blocks import ALIVE, BEFORE, MENDS, Blocks
+from zeropeak.parse.compact import same, words
 from zeropeak.parse.lookup import ints
 from zeropeak.profile.labels import Stored
 
 if TYPE_CHECKING:
-    from zeropeak.parse.timeline import Timeline
+    from zeropeak.parse.timeline import Spans, Timeline
 
     Ints = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -67,17 +68,22 @@ def block_table(
     known_birth = blocks.born != BEFORE
     born_mask = ~known_birth
     freed = pa.array(blocks.freed, pa.int64(), mask=blocks.freed == ALIVE)
+    # A column of nothing but nulls takes no room until it is written.
+    nothing = pa.nulls(count)
 
     def of_storage(name: str) -> pa.Array:
-        return pc.take(storages[name].combine_chunks(), chosen)
+        return pc.take(storages[name].combine_chunks(), chosen) if len(matched) else nothing
 
-    def at_birth(values: pa.Array) -> pa.Array:
+    def at_birth(spans: Spans, name: str) -> pa.Array:
+        if not spans.rows.num_rows:
+            return nothing
+        values = spans.column_at(name, blocks.born)
         return pc.if_else(pa.array(known_birth), values, pa.scalar(None, values.type))
 
     return pa.table(
         {
             "block_id": np.arange(count),
-            "device": pa.repeat(pa.scalar(device), count),
+            "device": same(device, count),
             "address": blocks.address,
             "size_bytes": blocks.size,
             "born_ns": pa.array(blocks.born, pa.int64(), mask=born_mask),
@@ -87,15 +93,32 @@ def block_table(
             "owner": of_storage("owner"),
             "param_id": of_storage("param_id"),
             "storage_id": of_storage("storage_id"),
-            "module": pc.coalesce(of_storage("module"), at_birth(timeline.modules.column_at("module", blocks.born))),
-            "released_ns": pa.array(released, pa.int64(), mask=released == ALIVE),
-            "born_event_id": at_birth(timeline.anything.column_at("event_id", blocks.born)),
-            "born_phase": at_birth(timeline.phases.column_at("phase", blocks.born)),
-            "born_step": at_birth(timeline.phases.column_at("step", blocks.born)),
-            "mend": pa.array(MENDS, pa.string()).take(pa.array(blocks.mend)),
-            "source": pa.repeat(pa.scalar(source), count),
+            "module": _first_known(of_storage("module"), at_birth(timeline.modules, "module")),
+            "released_ns": pa.array(released, pa.int64(), mask=released == ALIVE) if len(matched) else nothing,
+            "born_event_id": at_birth(timeline.anything, "event_id"),
+            "born_phase": at_birth(timeline.phases, "phase"),
+            "born_step": at_birth(timeline.phases, "step"),
+            "mend": words(blocks.mend, MENDS),
+            "source": same(source, count),
         }
     )
+
+
+def by_birth(blocks: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Rows of memory_blocks in two parts, those from before the known history last.
+
+    So has the table them; where it is given them first, all of them must be in memory at once to be sorted.
+    """
+    before = blocks["born_ns"].null_count
+    first = before if blocks["born_ns"].slice(0, before).null_count == before else 0
+    return blocks.slice(first), blocks.slice(0, first)
+
+
+def _first_known(values: pa.Array, others: pa.Array) -> pa.Array:
+    """The values, the others where those are null; either may be a column of nothing."""
+    if pa.types.is_null(values.type) or pa.types.is_null(others.type):
+        return others if pa.types.is_null(values.type) else values
+    return pc.coalesce(values, others)
 
 
 def unmatched_table(storages: pa.Table, timeline: Timeline, device: str | None, first_id: int) -> pa.Table:
